@@ -1,0 +1,1 @@
+"""What a run is worth: metrics, tables, figures and the HTML report."""
