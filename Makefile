@@ -1,0 +1,53 @@
+# make run        set up everything and run the main job: SMP on the built-in benchmark
+# make test       set up everything and run the tests
+# make test-all   the slow tier as well: browser, cluster, several processes, README commands
+# make lint       ruff: lint and format check
+#
+# Only Python >= 3.10 (with venv) is assumed. Variables: PYTHON, VENV, ARGS (passed to `fscil run` or pytest), PIP_FLAGS.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_FLAGS ?=
+ARGS ?=
+
+.PHONY: run test test-all lint format clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/.installed
+	$(BIN)/fscil run $(ARGS)
+
+test: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
+
+test-all: $(VENV)/.installed-slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The stamps make a second call start at once; they are older than pyproject.toml only when the dependencies changed.
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; set PYTHON=python3.x" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e ".[dev]"
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-slow: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e ".[slow]"
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

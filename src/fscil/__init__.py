@@ -1,0 +1,3 @@
+"""Few-shot class-incremental learning on pretrained Vision Transformers."""
+
+__version__ = "0.1.0"

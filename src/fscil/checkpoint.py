@@ -1,0 +1,183 @@
+"""Everything that is written to disk: safetensors and JSON, atomic, with a format version in every file.
+
+A reader never sees half a file: data goes to a hidden file beside the target, is flushed to the disk, and takes the
+target's name in one step. Nothing is ever unpickled, so a folder from a stranger is safe to open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fscil.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT_VERSION = 1
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
+    """A path to write to, which becomes `path` when the block ends well and vanishes when it does not."""
+    path = Path(path)
+    aside = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+        aside = Path(name)
+        yield aside
+        with open(aside, "rb+") as written:
+            os.fsync(written.fileno())
+        mask = os.umask(0)  # mkstemp makes private files; give this one the permissions any other file would get
+        os.umask(mask)
+        os.chmod(aside, 0o666 & ~mask)
+        os.replace(aside, path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        raise UserError(_explain(path, error)) from error
+    finally:
+        if aside is not None:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the rename itself survive a power cut, where the system can open folders (Windows cannot)."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _explain(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f'cannot write "{path}": the disk is full; free some space or choose another folder'
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f'cannot write "{path}": no permission; choose a folder you may write to'
+    return f'cannot write "{path}": {error.strerror or error}'
+
+
+def atomic_write(path: str | os.PathLike, data: bytes | str) -> None:
+    """Write a whole file, or nothing."""
+    with atomic_path(path) as aside:
+        aside.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def write_json(path: str | os.PathLike, data: Mapping[str, Any]) -> None:
+    """Write a JSON object with the format version first."""
+    atomic_write(path, json.dumps({"format_version": FORMAT_VERSION, **data}, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """Read what `write_json` wrote, without the format version; anything else is a UserError."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f'cannot read "{path}": {error.strerror or error}') from error
+    except ValueError as error:
+        raise UserError(f'"{path}" is not a JSON file: {error}') from error
+    if not isinstance(data, dict):
+        raise UserError(f'"{path}" was not written by fscil: it holds no JSON object')
+    check_version(path, data.pop("format_version", None))
+    return data
+
+
+def check_version(path: str | os.PathLike, version: Any) -> None:
+    """Refuse files of another program or of a format this version does not know."""
+    try:
+        version = int(version)
+    except (TypeError, ValueError):
+        raise UserError(f'"{path}" was not written by fscil: it carries no format version') from None
+    if version > FORMAT_VERSION:
+        raise UserError(
+            f'"{path}" has format version {version}; this fscil reads up to {FORMAT_VERSION}. Upgrade fscil to open it'
+        )
+    if version < 1:
+        raise UserError(f'"{path}" has format version {version}, which no fscil ever wrote')
+
+
+def save_tensors(path: str | os.PathLike, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
+    """Write tensors and a JSON-able `meta` into one safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    header = {"format_version": str(FORMAT_VERSION), "meta": json.dumps(dict(meta or {}))}
+    with atomic_path(path) as aside:
+        try:
+            save_file(_unshared(tensors), aside, metadata=header)
+        except SafetensorError as error:  # safetensors wraps the system's error in text of its own
+            full = "No space left" in str(error) or "os error 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """CPU copies that own their memory: safetensors refuses two names for one storage."""
+    owned, seen = {}, set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != tensor.numel() * tensor.element_size():
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+        owned[name] = tensor
+    return owned
+
+
+def load_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote: (tensors on the CPU, meta)."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise UserError(f'cannot read "{path}": no such file')
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            check_version(path, header.get("format_version"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return tensors, json.loads(header.get("meta", "{}"))
+    except (SafetensorError, OSError) as error:
+        raise UserError(f'cannot read "{path}": {error}') from error
+    except json.JSONDecodeError as error:
+        raise UserError(f'"{path}" is damaged: its description is not JSON ({error})') from error
+
+
+class RunKeeper:
+    """Keeps the progress of long training stages inside a run folder, so that a stopped run goes on where it was.
+
+    A stage is named by the method ("adapters", say); files of different tasks never mix, and a task's files are
+    removed once its own checkpoint is written.
+    """
+
+    def __init__(self, folder: str | os.PathLike, fingerprint: str = ""):
+        self.folder = Path(folder)
+        self.fingerprint = fingerprint  # of the configuration: progress of another one is not picked up
+        self.task = 0
+
+    def path(self, stage: str) -> Path:
+        return self.folder / f"task_{self.task}_{re.sub(r'[^A-Za-z0-9_-]+', '_', stage)}.safetensors"
+
+    def load(self, stage: str) -> dict[str, Tensor] | None:
+        path = self.path(stage)
+        if not path.exists():
+            return None
+        tensors, meta = load_tensors(path)
+        return tensors if meta.get("fingerprint") == self.fingerprint else None
+
+    def save(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
+        save_tensors(self.path(stage), tensors, {"fingerprint": self.fingerprint, "stage": stage, "task": self.task})
+
+    def clear(self) -> None:
+        """Forget the stages of the current task."""
+        for path in self.folder.glob(f"task_{self.task}_*.safetensors"):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,167 @@
+"""What a person sees while work goes on: progress bars with live figures, one line per session, the final table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+T = TypeVar("T")
+SHOW_AFTER = 1.0  # seconds: quicker work shows no bar
+
+
+class LiveDisplay:
+    """Progress on a terminal; silent elsewhere, so that logs and pipes stay clean. Bars nest: epochs outside, steps inside.
+
+    >>> display = LiveDisplay(quiet=True)
+    >>> sum(display.track([1, 2, 3], "adding"))
+    6
+    """
+
+    def __init__(self, console: Console | None = None, quiet: bool = False):
+        self.console = console or Console(stderr=True)
+        self.quiet = quiet
+        self.active = self.console.is_terminal and not quiet
+        self._progress: Progress | None = None
+        self._depth = 0
+        self._fields: dict[str, Any] = {}
+
+    def track(self, iterable: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+        """Yield the items of `iterable` while a bar shows how far it is and how long it will still take."""
+        if not self.active:
+            yield from iterable
+            return
+        if total is None and hasattr(iterable, "__len__"):
+            total = len(iterable)  # type: ignore[arg-type]
+        progress = self._open()
+        bar = progress.add_task(description, total=total, fields="", visible=False)
+        began = time.monotonic()
+        self._depth += 1
+        try:
+            for item in iterable:
+                yield item
+                progress.update(
+                    bar,
+                    advance=1,
+                    fields=self._text(),
+                    visible=time.monotonic() - began > SHOW_AFTER or self._depth > 1,
+                )
+        finally:
+            progress.remove_task(bar)
+            self._depth -= 1
+            if self._depth == 0:
+                progress.stop()
+                self._progress = None
+                self._fields = {}
+
+    def report(self, **fields: Any) -> None:
+        """Live figures beside the bars, such as report(loss=0.31, images_per_second=1200)."""
+        self._fields.update(fields)
+
+    def line(self, text: str) -> None:
+        """One line that stays on the screen (and in a log), above any bar."""
+        if not self.quiet:
+            console = self._progress.console if self._progress else self.console
+            console.print(text, highlight=False, soft_wrap=True)
+
+    def _open(self) -> Progress:
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[fields]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._progress.start()
+        return self._progress
+
+    def _text(self) -> str:
+        names = {"images_per_second": "images/s"}
+        return "  ".join(f"{names.get(key, key)} {_figure(value)}" for key, value in self._fields.items())
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def session_line(session: Mapping[str, Any], total: int, averaging: str = "group") -> str:
+    """ "session 3/8  75 classes  A 71.20 …": one session in one line."""
+    parts = [
+        f"session {session['session']}/{total}",
+        f"{session['seen']:>3} classes",
+        f"A {session['accuracy']:5.2f}",
+        f"top-5 {session['top5']:5.2f}",
+        f"base {session['base_accuracy']:5.2f}",
+    ]
+    if session["new_accuracy"] is not None:
+        parts += [f"new {session['new_accuracy']:5.2f}", f"HAcc {session['hacc'][averaging]:5.2f}"]
+    parts.append(f"{duration(session['seconds'])}")
+    return "  ".join(parts)
+
+
+def session_table(
+    sessions: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], averaging: str, title: str
+) -> Table:
+    """The final table: a row per session, the summary below it."""
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for name in (
+        "session",
+        "classes",
+        "A",
+        "top-5",
+        "base",
+        "new",
+        f"HAcc ({averaging})",
+        "FNR",
+        "FPR",
+        "time",
+        "memory",
+    ):
+        table.add_column(name, justify="right")
+    for row in sessions:
+        accuracies = [row["accuracy"], row["top5"], row["base_accuracy"], row["new_accuracy"], row["hacc"][averaging]]
+        cells = [percent(value) for value in [*accuracies, row["fnr"], row["fpr"]]]
+        table.add_row(str(row["session"]), str(row["seen"]), *cells, duration(row["seconds"]), size(row["peak_memory"]))
+    table.caption = (
+        f"A_avg {percent(summary['A_avg'])}   A_final {percent(summary['A_final'])}   PD {percent(summary['PD'])}   "
+        f"HAcc {percent(summary['hacc'][averaging])}   forgetting {percent(summary['forgetting'])}"
+    )
+    return table
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.21), duration(95), duration(7300)
+    ('3.2 s', '1 min 35 s', '2 h 1 min')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(amount: float) -> str:
+    """
+    >>> size(1_500_000), size(2.5e9)
+    ('2 MB', '2.5 GB')
+    """
+    return f"{amount / 1e6:,.0f} MB" if amount < 1e9 else f"{amount / 1e9:.1f} GB"
+
+
+def output_console() -> Console:
+    """Standard output: results. On a pipe wide enough that no column is cut."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140, highlight=False)

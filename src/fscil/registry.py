@@ -1,0 +1,174 @@
+"""What a user can choose: methods, datasets, backbones. Looked up by name, imported only when used.
+
+Another package adds its own through entry points, without touching this one:
+
+    [project.entry-points."fscil.methods"]
+    mine = "my_package:ENTRY"          # a MethodEntry
+    [project.entry-points."fscil.datasets"]
+    birds = "my_package:BIRDS"         # a DatasetEntry
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from fscil.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method under a name: the class that does it, and the options that make it this variant of the class."""
+
+    target: str  # "module:Class"
+    title: str  # as in the paper's tables
+    summary: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # over the defaults of Class.Options
+    family: str | None = None  # the method whose recipe applies when this one has none of its own
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """A dataset under a name. `target` is the "module:function" that reads it (None: built into fscil.data)."""
+
+    title: str
+    summary: str
+    backbone: str  # what a run uses when none is named
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class BackboneEntry:
+    """A backbone that is known to work; any other plain timm ViT can be named as "arch.tag"."""
+
+    summary: str
+
+
+PAPER_BACKBONE = "vit_base_patch16_224.augreg_in21k_ft_in1k"
+
+_SMP = "fscil.methods.smp:SMP"
+# One LoRA set, cosine head whose scale is learned from 1, no margin, prototypes (methods: baseline of the ablations).
+_BASELINE = {
+    "adapters": "one",
+    "margin": 0.0,
+    "learnable_scale": True,
+    "calibration": "prototypes",
+    "calibration_margin": 0.2,
+}
+_SINGLE = {"adapters": "one", "calibration": "prototypes"}
+
+
+def _comparator(file: str, cls: str, title: str, summary: str, **options: Any) -> MethodEntry:
+    return MethodEntry(f"fscil.methods.{file}:{cls}", title, summary, options)
+
+
+METHODS: dict[str, MethodEntry] = {
+    "smp": MethodEntry(_SMP, "SMP", "two adapter sets merged by Fisher weights, margin-penalty calibration"),
+    "baseline": MethodEntry(_SMP, "Baseline", "one adapter set, learnable scale, prototypes", _BASELINE),
+    "single_m0": MethodEntry(
+        _SMP, "Single, m = 0", "one adapter set without margin, prototypes", {**_SINGLE, "margin": 0.0}, "smp"
+    ),
+    "single_m02": MethodEntry(
+        _SMP, "Single, m = 0.2", "one adapter set with margin, prototypes", {**_SINGLE, "margin": 0.2}, "smp"
+    ),
+    "miam": MethodEntry(_SMP, "+MIAM", "merged adapters, prototypes", {"calibration": "prototypes"}, "smp"),
+    "mpcc": MethodEntry(
+        _SMP, "+MPCC", "the baseline's adapters, margin calibration", {**_BASELINE, "calibration": "mpcc"}, "smp"
+    ),
+    "smp_no_margin": MethodEntry(
+        _SMP, "SMP, calibration m = 0", "SMP whose calibration has no margin", {"calibration_margin": 0.0}, "smp"
+    ),
+    "smp_average": MethodEntry(
+        _SMP, "SMP, plain average", "SMP with plain averaging of the adapters", {"merge": "average"}, "smp"
+    ),
+    "closed_form": MethodEntry(
+        _SMP, "MIAM + closed form", "merged adapters, training-free calibration", {"calibration": "closed_form"}, "smp"
+    ),
+    "icarl": _comparator("icarl", "ICaRL", "iCaRL", "full fine-tuning, stored exemplars, distillation, nearest mean"),
+    "foster": _comparator("foster", "Foster", "FOSTER", "boosting with a second backbone, then compression; exemplars"),
+    "cec": _comparator("cec", "CEC", "CEC", "graph-attention classifier trained on pseudo-incremental episodes"),
+    "fact": _comparator("fact", "FACT", "FACT", "virtual prototypes and manifold mixup reserve room for new classes"),
+    "teen": _comparator("teen", "TEEN", "TEEN", "new prototypes pulled towards similar base prototypes"),
+    "l2p": _comparator("l2p", "L2P", "L2P", "a pool of input prompts chosen by key lookup"),
+    "dualprompt": _comparator("dualprompt", "DualPrompt", "DualP", "general and expert prefix prompts"),
+    "coda": _comparator("coda", "CodaPrompt", "CodaP", "prefix prompts as weighted sums of components"),
+    "l2p_plus": _comparator("l2p", "L2P", "L2P+", "L2P with prototypes as classifier", prototypes=True),
+    "dualp_plus": _comparator(
+        "dualprompt", "DualPrompt", "DualP+", "DualPrompt with prototypes as classifier", prototypes=True
+    ),
+    "codap_plus": _comparator(
+        "coda", "CodaPrompt", "CodaP+", "CODA-Prompt with prototypes as classifier", prototypes=True
+    ),
+    "clom": _comparator("clom", "CLOM", "CLOM", "negative margin on the embedding, positive on a mapped one"),
+    "asp": _comparator("asp", "ASP", "ASP", "attention-aware self-adaptive prompts"),
+    "adbs": _comparator("adbs", "ADBS", "ADBS", "adaptive decision boundaries: one learned scale per class"),
+}
+
+DATASETS: dict[str, DatasetEntry] = {
+    "glyphs": DatasetEntry("Glyphs", "built-in: 100 characters drawn by the package, 60 + 8 x 5", "glyph_vit_a"),
+    "cifar100": DatasetEntry("CIFAR100", "60 + 8 x (5-way 5-shot)", PAPER_BACKBONE),
+    "imagenet_r": DatasetEntry("ImageNet-R", "100 + 10 x (10-way 5-shot)", PAPER_BACKBONE),
+    "cub200": DatasetEntry("CUB200", "100 + 10 x (10-way 5-shot)", PAPER_BACKBONE),
+    "mini_imagenet": DatasetEntry("miniImageNet", "60 + 8 x (5-way 5-shot)", PAPER_BACKBONE),
+    "folder": DatasetEntry("Folder", "your own: a directory of class folders, or a CSV of path,label", PAPER_BACKBONE),
+}
+
+BACKBONES: dict[str, BackboneEntry] = {
+    "glyph_vit_a": BackboneEntry("small ViT that ships with the package, pretrained on other glyphs"),
+    "glyph_vit_b": BackboneEntry("a second small ViT, pretrained differently"),
+    PAPER_BACKBONE: BackboneEntry("ViT-B/16, ImageNet-21k then 1k: the paper's backbone"),
+    "vit_base_patch16_224.augreg_in21k": BackboneEntry("ViT-B/16, ImageNet-21k: the paper's second backbone"),
+    "deit_tiny_patch16_224.fb_in1k": BackboneEntry("DeiT-Tiny, ImageNet-1k: practical on a CPU"),
+    "vit_small_patch14_dinov2.lvd142m": BackboneEntry("DINOv2 ViT-S/14, self-supervised"),
+    "vit_base_patch16_clip_224.openai": BackboneEntry("CLIP ViT-B/16 image tower"),
+}
+
+
+@functools.cache
+def _third_party(group: str) -> dict[str, Any]:
+    return {point.name: point.load() for point in metadata.entry_points(group=group)}
+
+
+def methods() -> dict[str, MethodEntry]:
+    """All methods that can be run here, those of other packages included."""
+    present = {name: entry for name, entry in METHODS.items() if _exists(entry.target)}
+    return {**present, **_third_party("fscil.methods")}
+
+
+def datasets() -> dict[str, DatasetEntry]:
+    """All datasets by name, those of other packages included."""
+    return {**DATASETS, **_third_party("fscil.datasets")}
+
+
+def _exists(target: str) -> bool:
+    return importlib.util.find_spec(target.partition(":")[0]) is not None
+
+
+def method_entry(name: str) -> MethodEntry:
+    return _lookup("method", name, methods())
+
+
+def dataset_entry(name: str) -> DatasetEntry:
+    return _lookup("dataset", name, datasets())
+
+
+def _lookup(kind: str, name: str, entries: Mapping[str, Any]) -> Any:
+    if name not in entries:
+        raise UserError(f'unknown {kind} "{name}".{nearest(name, entries)} See: fscil list {kind}s')
+    return entries[name]
+
+
+def load_target(target: str) -> Any:
+    """Import "module:name"."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def method_class(name: str) -> type:
+    """The class of a method, imported (this is where torch comes in)."""
+    return load_target(method_entry(name).target)
