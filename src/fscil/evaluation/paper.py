@@ -18,15 +18,15 @@ TITLES = {
     "dualprompt": "DualP",
     "coda": "CodaP",
     "l2p_plus": "L2P+",
-    "dualprompt_plus": "DualP+",
-    "coda_plus": "CodaP+",
+    "dualp_plus": "DualP+",
+    "codap_plus": "CodaP+",
     "clom": "CLOM",
     "asp": "ASP",
     "adbs": "ADBS",
     "smp": "SMP",
 }
 
-DATASET_TITLES = {"cifar100": "CIFAR100", "imagenet_r": "ImageNet-R", "cub200": "CUB200", "glyphs": "Glyphs"}
+PROTOCOL = {"cifar100": (60, 5), "imagenet_r": (100, 10), "cub200": (100, 10)}  # base classes, new classes per task
 
 
 class MainRow(NamedTuple):
@@ -75,8 +75,8 @@ MAIN: dict[str, dict[str, MainRow]] = {
         dualprompt      91.8 84.7 78.6 73.3 68.7 64.6 61.1 57.8 54.9 | 70.6 | 0.1
         coda            93.4 86.2 80.1 74.7 70.1 66.0 62.3 59.0 56.0 | 72.0 | 0.0
         l2p_plus        84.7 82.3 80.1 77.5 77.0 76.0 75.6 74.1 72.3 | 77.7 | 68.0
-        dualprompt_plus 86.0 83.6 82.9 80.2 80.6 80.2 80.5 79.0 77.4 | 81.1 | 75.3
-        coda_plus       86.0 83.6 81.6 79.2 79.1 78.5 78.3 77.0 75.4 | 79.9 | 72.2
+        dualp_plus      86.0 83.6 82.9 80.2 80.6 80.2 80.5 79.0 77.4 | 81.1 | 75.3
+        codap_plus      86.0 83.6 81.6 79.2 79.1 78.5 78.3 77.0 75.4 | 79.9 | 72.2
         clom            94.8 92.3 91.3 89.4 89.1 88.2 88.0 87.3 85.9 | 89.6 | 82.7
         asp             92.2 90.7 90.0 88.7 88.7 88.2 88.2 87.8 86.7 | 89.0 | 85.3
         adbs            93.3 91.4 90.4 89.2 89.0 88.4 88.2 87.6 86.5 | 89.3 | 84.7
@@ -92,8 +92,8 @@ MAIN: dict[str, dict[str, MainRow]] = {
         dualprompt      75.6 68.5 63.8 58.7 54.7 52.2 49.4 46.0 43.8 41.1 39.0 | 53.9 | 2.7
         coda            82.1 74.4 69.4 64.1 59.8 57.1 53.9 50.5 48.2 45.3 43.2 | 58.9 | 6.5
         l2p_plus        73.9 70.9 69.3 65.9 64.0 62.6 60.1 59.5 59.0 58.2 56.8 | 63.7 | 52.0
-        dualprompt_plus 71.5 69.0 69.0 67.4 66.6 65.9 64.1 64.0 64.0 63.4 62.5 | 66.1 | 61.6
-        coda_plus       74.4 69.3 67.7 63.7 62.0 61.3 58.5 58.2 57.5 54.7 55.3 | 62.0 | 54.5
+        dualp_plus      71.5 69.0 69.0 67.4 66.6 65.9 64.1 64.0 64.0 63.4 62.5 | 66.1 | 61.6
+        codap_plus      74.4 69.3 67.7 63.7 62.0 61.3 58.5 58.2 57.5 54.7 55.3 | 62.0 | 54.5
         clom            88.0 84.5 83.6 80.5 79.0 78.1 76.6 75.9 75.5 74.6 73.2 | 79.0 | 70.2
         asp             83.3 80.4 79.6 77.0 75.6 74.7 73.0 72.1 71.9 70.9 69.7 | 75.3 | 67.0
         adbs            85.2 83.0 82.7 80.6 79.5 78.8 77.4 76.7 76.6 76.0 75.0 | 79.2 | 73.6
@@ -109,8 +109,8 @@ MAIN: dict[str, dict[str, MainRow]] = {
         dualprompt      88.9 82.6 75.3 69.6 64.5 60.4 56.8 53.0 50.0 47.5 45.5 | 63.1 | 5.0
         coda            89.9 83.1 75.8 70.2 65.1 61.0 57.5 53.7 50.7 48.3 46.2 | 63.8 | 5.7
         l2p_plus        82.4 81.2 79.0 76.8 76.2 74.7 74.1 74.1 72.7 73.0 73.6 | 76.2 | 73.0
-        dualprompt_plus 83.5 82.2 80.9 79.5 78.6 77.0 76.3 77.0 75.7 76.1 76.5 | 78.5 | 76.3
-        coda_plus       79.6 78.1 76.4 75.6 75.0 73.1 72.5 72.8 72.0 72.4 72.9 | 74.6 | 72.5
+        dualp_plus      83.5 82.2 80.9 79.5 78.6 77.0 76.3 77.0 75.7 76.1 76.5 | 78.5 | 76.3
+        codap_plus      79.6 78.1 76.4 75.6 75.0 73.1 72.5 72.8 72.0 72.4 72.9 | 74.6 | 72.5
         clom            91.4 90.1 88.6 87.4 87.3 85.7 85.7 86.0 85.1 85.4 85.8 | 87.1 | 85.4
         asp             87.1 86.0 84.9 83.4 83.6 82.4 82.6 83.0 82.6 83.0 83.5 | 83.8 | 83.4
         adbs            87.6 85.6 84.7 83.5 83.1 81.8 82.1 82.4 81.6 82.2 82.7 | 83.4 | 82.8
@@ -219,8 +219,8 @@ BASE_NEW: dict[str, dict[str, BaseNew]] = {
         "dualprompt": BaseNew(91.5, 0.0),
         "coda": BaseNew(93.4, 0.0),
         "l2p_plus": BaseNew(82.0, 57.9),
-        "dualprompt_plus": BaseNew(82.5, 68.5),
-        "coda_plus": BaseNew(83.1, 63.4),
+        "dualp_plus": BaseNew(82.5, 68.5),
+        "codap_plus": BaseNew(83.1, 63.4),
         "asp": BaseNew(90.9, 80.3),
     },
     "cub200": {
@@ -233,8 +233,8 @@ BASE_NEW: dict[str, dict[str, BaseNew]] = {
         "dualprompt": BaseNew(89.2, 2.6),
         "coda": BaseNew(90.2, 2.9),
         "l2p_plus": BaseNew(80.5, 66.9),
-        "dualprompt_plus": BaseNew(80.9, 72.2),
-        "coda_plus": BaseNew(78.1, 67.6),
+        "dualp_plus": BaseNew(80.9, 72.2),
+        "codap_plus": BaseNew(78.1, 67.6),
         "asp": BaseNew(86.6, 80.4),
     },
     "imagenet_r": {
@@ -247,8 +247,8 @@ BASE_NEW: dict[str, dict[str, BaseNew]] = {
         "dualprompt": BaseNew(75.6, 1.6),
         "coda": BaseNew(81.9, 3.4),
         "l2p_plus": BaseNew(65.2, 40.6),
-        "dualprompt_plus": BaseNew(71.1, 54.4),
-        "coda_plus": BaseNew(62.1, 48.6),
+        "dualp_plus": BaseNew(71.1, 54.4),
+        "codap_plus": BaseNew(62.1, 48.6),
         "asp": BaseNew(82.8, 56.3),
     },
 }

@@ -1,0 +1,556 @@
+"""Tables over seeds, built from the contents of results.json files and rendered as text, CSV, Markdown or LaTeX.
+
+groups = group_runs(results)                       # one row per method and setting, its seeds together
+table = main_table(groups)                         # A_t per task, A_avg, HAcc, the paper's rows beside ours
+print(render(table, "markdown"))
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from fscil import registry
+from fscil.config import flatten
+from fscil.errors import UserError, nearest
+from fscil.evaluation import paper
+from fscil.evaluation.metrics import Averaging
+
+Result = Mapping[str, Any]  # the contents of a results.json
+Groups = Mapping[str, Sequence[Result]]  # row label -> results that differ in their seed alone
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    latex: str = ""
+    digits: int = 1
+    better: str | None = "high"  # "high", "low", or None for a column without a best value
+    signed: bool = False
+    detail: bool = False  # its ± may be left out on a narrow screen
+    span: str = ""  # neighbours with the same span share a heading in LaTeX
+
+
+@dataclass(frozen=True)
+class Value:
+    """A mean over seeds with its standard deviation, or with a confidence interval."""
+
+    mean: float
+    spread: float | None = None
+    interval: tuple[float, float] | None = None
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    values: Mapping[str, Value]
+    kind: str = "ours"  # "ours", "paper" or "margin"
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Mapping[str, Column]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+    header: str = "Method"
+
+    def row(self, label: str, kind: str = "ours") -> Row:
+        return next(row for row in self.rows if row.label == label and row.kind == kind)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Something to read off a result, and how to show it."""
+
+    column: Column
+    read: Callable[[Result], float | None] = field(repr=False)
+    paper: str = ""  # its name in `paper.reported`
+
+
+def _summary(key: str) -> Callable[[Result], float | None]:
+    return lambda result: result["summary"].get(key)
+
+
+def _hacc(averaging: Averaging) -> Callable[[Result], float | None]:
+    return lambda result: result["summary"]["hacc"][averaging.value]
+
+
+METRICS: dict[str, Metric] = {
+    "A_0": Metric(Column("A_0", "$A_0$"), _summary("A_0")),
+    "A_final": Metric(Column("A_final", "$A_{final}$"), _summary("A_final"), "A_final"),
+    "A_avg": Metric(Column("A_avg", "$A_{avg}$"), _summary("A_avg"), "A_avg"),
+    "PD": Metric(Column("PD", better="low"), _summary("PD")),
+    "forgetting": Metric(Column("Forgetting", better="low"), _summary("forgetting")),
+    "base": Metric(Column("Base", "$A_o$"), _summary("base_accuracy"), "base_accuracy"),
+    "new": Metric(Column("New", "$A_n$"), _summary("new_accuracy"), "new_accuracy"),
+    "hacc": Metric(Column("HAcc"), _hacc(Averaging.GROUP), "hacc"),
+    "hacc_class": Metric(Column("HAcc (class)"), _hacc(Averaging.CLASS)),
+    "hacc_sample": Metric(Column("HAcc (sample)"), _hacc(Averaging.SAMPLE)),
+    "top5": Metric(Column("Top-5"), _summary("top5")),
+    "fnr": Metric(Column("FNR", better="low"), _summary("fnr"), "fnr"),
+    "fpr": Metric(Column("FPR", better="low"), _summary("fpr"), "fpr"),
+    "stored_images": Metric(Column("Stored images", digits=0, better=None), _summary("stored_images")),
+    "trainable_parameters": Metric(Column("Trainable", digits=0, better=None), _summary("trainable_parameters")),
+    "minutes": Metric(
+        Column("Minutes", better=None),
+        lambda result: sum(session.get("seconds") or 0.0 for session in result["sessions"]) / 60,
+    ),
+}
+
+
+def metric(name: str) -> Metric:
+    if name not in METRICS:
+        raise UserError(f'unknown metric "{name}"; known: {", ".join(METRICS)}.{nearest(name, METRICS)}')
+    return METRICS[name]
+
+
+# ---------------------------------------------------------------------------------------------- grouping and statistics
+
+
+def _setting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What sets one row apart from another: everything but the seed, where it was computed and where data lay."""
+    apart = {"seed", "recipe", "runtime", "evaluation", "weights"}
+    kept = {key: value for key, value in config.items() if key not in apart}
+    return {key: value for key, value in flatten(kept).items() if key not in ("data.root", "data.download")}
+
+
+def group_runs(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Gather results by method and setting, in order of appearance; a method with several settings is labelled by what
+    differs between them, as in "SMP (data.shots=1)". Two results of one setting and seed are refused."""
+    gathered: dict[tuple, list[Result]] = {}
+    settings: dict[tuple, dict] = {}
+    for result in results:
+        flat = _setting(result["config"])
+        identity = tuple(sorted((key, repr(value)) for key, value in flat.items()))
+        gathered.setdefault(identity, []).append(result)
+        settings[identity] = flat
+
+    groups = {}
+    for identity, members in gathered.items():
+        method = settings[identity]["method"]
+        rivals = [other for other in settings.values() if other["method"] == method]
+        own = settings[identity]
+        differing = [key for key in own if any(other.get(key) != own[key] for other in rivals)]
+        # the reader knows which dataset a table is about, so it names a setting only when nothing else does
+        shown = [key for key in differing if key != "dataset"] or differing
+        label = method_title(method)
+        if shown:
+            label += " (" + ", ".join(f"{key.removeprefix('options.')}={own[key]}" for key in shown) + ")"
+        if label in groups:
+            label = f"{label} [{method}]"
+        seeds = [member["config"].get("seed") for member in members]
+        if len(set(seeds)) < len(seeds):
+            twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+            raise UserError(f"{label}: seed {twice} appears twice among the results; name each run folder once")
+        groups[label] = members
+    return groups
+
+
+def method_title(method: str) -> str:
+    """The name a method carries in tables and figures."""
+    entry = registry.methods().get(method) or registry.METHODS.get(method)
+    return entry.title if entry else method
+
+
+def dataset_title(dataset: str) -> str:
+    entry = registry.datasets().get(dataset)
+    return entry.title if entry else dataset
+
+
+def over_seeds(values: Iterable[float | None]) -> Value | None:
+    """Mean and sample standard deviation (n - 1); None when nothing was measured.
+
+    >>> over_seeds([1.0, 2.0, 3.0])
+    Value(mean=2.0, spread=1.0, interval=None, bold=False)
+    """
+    values = [value for value in values if value is not None]
+    if not values:
+        return None
+    return Value(mean(values), stdev(values) if len(values) > 1 else None)
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Value:
+    """Mean of first - second over paired runs, with a t interval (n - 1 degrees of freedom) from two pairs on."""
+    from scipy.stats import t as student
+
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    if not differences:
+        raise ValueError("a paired difference needs at least one pair")
+    centre = mean(differences)
+    if len(differences) == 1:
+        return Value(centre)
+    spread = stdev(differences)
+    half = float(student.ppf((1 + confidence) / 2, len(differences) - 1)) * spread / math.sqrt(len(differences))
+    return Value(centre, spread, (centre - half, centre + half))
+
+
+def _with_best_in_bold(rows: Sequence[Row], columns: Mapping[str, Column]) -> list[Row]:
+    """Bold what would be printed as the best of our own rows, ties included."""
+    rows = list(rows)
+    for key, column in columns.items():
+        ours = [row.values[key].mean for row in rows if row.kind == "ours" and key in row.values]
+        if column.better is None or len(ours) < 2:
+            continue
+        best = round((max if column.better == "high" else min)(ours), column.digits)
+        for index, row in enumerate(rows):
+            if row.kind == "ours" and key in row.values and round(row.values[key].mean, column.digits) == best:
+                rows[index] = replace(row, values={**row.values, key: replace(row.values[key], bold=True)})
+    return rows
+
+
+def _margin_row(rows: Sequence[Row], columns: Mapping[str, Column]) -> Row | None:
+    """By how much the best of our rows leads the second best, per column."""
+    margins = {}
+    for key, column in columns.items():
+        ours = sorted(row.values[key].mean for row in rows if row.kind == "ours" and key in row.values)
+        if column.better is not None and len(ours) > 1:
+            margins[key] = Value(ours[-1] - ours[-2] if column.better == "high" else ours[1] - ours[0])
+    return Row("Lead over 2nd best", margins, "margin") if margins else None
+
+
+def _seeds_note(groups: Groups) -> str:
+    counts = sorted({len(results) for results in groups.values()})
+    if counts == [1]:
+        return "One seed."
+    span = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"Mean ± standard deviation over {span} seeds."
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def main_table(
+    groups: Groups,
+    averaging: Averaging | str = Averaging.GROUP,
+    beside_paper: bool = True,
+    extras: Sequence[str] = (),
+    title: str | None = None,
+) -> Table:
+    """The paper's main table: A_t of each task, A_avg and HAcc, with the lead over the second best.
+
+    `extras` appends columns by metric name: "A_final", "base", "stored_images", "trainable_parameters", "minutes"…
+    """
+    results = [result for members in groups.values() for result in members]
+    if not results:
+        raise UserError("there are no finished runs to make a table of")
+    datasets = sorted({result["config"]["dataset"] for result in results})
+    if len(datasets) > 1:
+        raise UserError(f"one main table holds one dataset, these runs have several: {', '.join(datasets)}")
+    lengths = sorted({len(result["sessions"]) for result in results})
+    if len(lengths) > 1:
+        raise UserError(f"these runs have {lengths[0]} and {lengths[-1]} sessions; compare runs of equal length")
+
+    columns: dict[str, Column] = {
+        f"A_{t}": Column(str(t), detail=True, span="Accuracy $A_t$ in each task (\\%)") for t in range(lengths[0])
+    }
+    hacc = METRICS["hacc"].column
+    if Averaging(averaging) is not Averaging.GROUP:
+        hacc = replace(hacc, title=f"HAcc ({Averaging(averaging).value})")
+    columns |= {"A_avg": METRICS["A_avg"].column, "hacc": hacc}
+    columns |= {name: metric(name).column for name in extras}
+
+    def measured(members: Sequence[Result]) -> dict[str, Value]:
+        values = {f"A_{t}": over_seeds(r["sessions"][t]["accuracy"] for r in members) for t in range(lengths[0])}
+        values["A_avg"] = over_seeds(METRICS["A_avg"].read(r) for r in members)
+        values["hacc"] = over_seeds(_hacc(Averaging(averaging))(r) for r in members)
+        for name in extras:
+            value = over_seeds(metric(name).read(r) for r in members)
+            values[name] = value if value is None or metric(name).column.better else replace(value, spread=None)
+        return {key: value for key, value in values.items() if value is not None}
+
+    rows, quoted = [], False
+    for label, members in groups.items():
+        rows.append(Row(label, measured(members)))
+        numbers = paper_numbers(members[0]) if beside_paper else {}
+        values = {f"A_{t}": Value(a) for t, a in enumerate(numbers.get("accuracies", ())) if f"A_{t}" in columns}
+        if not values and "A_final" in numbers:  # ablations: the paper gives the end of the row alone
+            values = {f"A_{lengths[0] - 1}": Value(numbers["A_final"])}
+        names = {"A_avg": "A_avg", "hacc": "hacc", **{name: metric(name).paper for name in extras}}
+        values |= {key: Value(numbers[name]) for key, name in names.items() if name in numbers}
+        if values:
+            rows.append(Row(label, values, "paper"))
+            quoted = True
+    margin = _margin_row(rows, {key: column for key, column in columns.items() if key not in extras})
+    notes = [_seeds_note(groups)]
+    if quoted:
+        notes.append('Rows marked "paper" quote the paper, ViT-B/16.')
+    return Table(
+        title or f"Top-1 accuracy of each task, average and harmonic accuracy on {dataset_title(datasets[0])}",
+        columns,
+        _with_best_in_bold(rows, columns) + ([margin] if margin else []),
+        notes,
+    )
+
+
+def metric_table(
+    groups: Groups,
+    metrics: Sequence[str] = ("A_final", "A_avg"),
+    title: str = "",
+    beside_paper: bool = True,
+    header: str = "Method",
+    paper_numbers_of: Callable[[str, Result], Mapping[str, float]] | None = None,
+) -> Table:
+    """A table of chosen metrics (ablations, shots, FNR/FPR); the paper's numbers in columns beside ours.
+
+    `paper_numbers_of(label, result)` says what the paper reports for a row; by default it follows from the config.
+    """
+    look_up = paper_numbers_of or (lambda label, result: paper_numbers(result))
+    quoted = {label: look_up(label, members[0]) if beside_paper else {} for label, members in groups.items()}
+    columns: dict[str, Column] = {}
+    for name in metrics:
+        columns[name] = metric(name).column
+        if any(metric(name).paper in numbers for numbers in quoted.values()):
+            column = columns[name]
+            columns[f"{name}_paper"] = replace(
+                column, title=f"{column.title} (paper)", latex=f"{column.latex or column.title} (paper)", better=None
+            )
+    rows = []
+    for label, members in groups.items():
+        values = {name: over_seeds(metric(name).read(result) for result in members) for name in metrics}
+        values |= {
+            f"{name}_paper": Value(quoted[label][metric(name).paper])
+            for name in metrics
+            if metric(name).paper in quoted[label]
+        }
+        rows.append(Row(label, {key: value for key, value in values.items() if value is not None}))
+    return Table(title, columns, _with_best_in_bold(rows, columns), [_seeds_note(groups)], header)
+
+
+def difference_table(
+    groups: Groups,
+    reference: str,
+    metrics: Sequence[str] = ("A_final", "A_avg", "hacc"),
+    confidence: float = 0.95,
+) -> Table:
+    """How far `reference` leads every other row, paired by seed, with confidence intervals over the seeds."""
+    if reference not in groups:
+        raise UserError(f'no row "{reference}" to compare with.{nearest(reference, groups)}')
+
+    def by_seed(members: Sequence[Result], name: str) -> dict[Any, float]:
+        values = {result["config"].get("seed"): metric(name).read(result) for result in members}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+    columns = {name: replace(metric(name).column, digits=2, better=None, signed=True) for name in metrics}
+    columns["seeds"] = Column("Common seeds", digits=0, better=None)
+    rows = []
+    for label, members in groups.items():
+        if label == reference:
+            continue
+        values: dict[str, Value] = {}
+        pairs = 0
+        for name in metrics:
+            mine, theirs = by_seed(groups[reference], name), by_seed(members, name)
+            common = sorted(mine.keys() & theirs.keys(), key=str)
+            pairs = max(pairs, len(common))
+            if common:
+                difference = paired_difference([mine[s] for s in common], [theirs[s] for s in common], confidence)
+                values[name] = replace(difference, spread=None)
+        rows.append(Row(f"{reference} − {label}", {**values, "seeds": Value(pairs)}))
+    note = f"Paired by seed; brackets: {confidence:.0%} confidence interval of Student's t, from two common seeds on."
+    return Table(f"Lead of {reference}", columns, rows, [note], "Difference")
+
+
+def paper_numbers(result: Result) -> dict:
+    """What the paper reports for the configuration of a result; {} when nothing, or when the protocol is another."""
+    config = result["config"]
+    data = config.get("data") or {}
+    base, way = paper.PROTOCOL.get(config["dataset"], (None, None))
+    same_protocol = data.get("base") in (None, base) and data.get("way") in (None, way) and data.get("limit") is None
+    if not same_protocol or data.get("tasks") is not None:
+        return {}
+    pretraining = "21k" if (config.get("backbone") or "").endswith("augreg_in21k") else "1k"
+    return paper.reported(config["dataset"], config["method"], data.get("shots") or 5, pretraining)
+
+
+# ------------------------------------------------------------------------------------------------------------ rendering
+
+
+def _number(value: float, column: Column) -> str:
+    text = f"{value:{'+' if column.signed else ''},.{column.digits}f}"
+    return text.replace("-", "−")
+
+
+def _text(value: Value, column: Column, bold: tuple[str, str] = ("", ""), plus_minus: str = " ± ") -> str:
+    centre = _number(value.mean, column)
+    text = f"{bold[0]}{centre}{bold[1]}" if value.bold else centre
+    if value.interval is not None:
+        return f"{text} [{_number(value.interval[0], column)}, {_number(value.interval[1], column)}]"
+    return text if value.spread is None else f"{text}{plus_minus}{value.spread:.{column.digits}f}"
+
+
+def _label(row: Row) -> str:
+    return f"{row.label}, paper" if row.kind == "paper" else row.label
+
+
+def to_markdown(table: Table) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    def escaped(text: str) -> str:
+        return re.sub(r"([\\|*_<>`\[\]])", r"\\\1", text)
+
+    lines = [f"**{escaped(table.title)}**", ""] if table.title else []
+    lines.append(line([table.header, *(escaped(column.title) for column in table.columns.values())]))
+    lines.append(line(["---", *("---:" for _ in table.columns)]))
+    for row in table.rows:
+        cells = [
+            _text(row.values[key], column, ("**", "**")) if key in row.values else ""
+            for key, column in table.columns.items()
+        ]
+        lines.append(line([escaped(_label(row)), *cells]))
+    if table.notes:
+        lines += ["", escaped(" ".join(table.notes))]
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """Unrounded numbers; every column that has a spread or an interval is followed by it."""
+    keys: list[tuple[str, str]] = []
+    for key in table.columns:
+        values = [row.values[key] for row in table.rows if key in row.values]
+        keys.append((key, "mean"))
+        if any(value.spread is not None for value in values):
+            keys.append((key, "std"))
+        if any(value.interval is not None for value in values):
+            keys += [(key, "low"), (key, "high")]
+
+    def part(value: Value | None, which: str) -> str:
+        if value is None:
+            return ""
+        low, high = value.interval or (None, None)
+        number = {"mean": value.mean, "std": value.spread, "low": low, "high": high}[which]
+        return "" if number is None else f"{number:.10g}"
+
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([table.header.lower(), "kind", *(k if which == "mean" else f"{k}_{which}" for k, which in keys)])
+    for row in table.rows:
+        writer.writerow([row.label, row.kind, *(part(row.values.get(key), which) for key, which in keys)])
+    return stream.getvalue()
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    **{character: "\\" + character for character in "&%$#_{}"},
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs table; needs \\usepackage{booktabs}."""
+    columns = list(table.columns.values())
+
+    def heading(column: Column) -> str:
+        return column.latex or _latex(column.title)
+
+    def cell(value: Value, column: Column) -> str:
+        text = _latex(_text(replace(value, bold=False), column)).replace(r" $\pm$ ", r"\,$\pm$\,")
+        number = _latex(_number(value.mean, column))
+        return text.replace(number, rf"\textbf{{{number}}}", 1) if value.bold else text
+
+    lines = [r"\begin{table}[htbp]", r"\centering", rf"\caption{{{_latex(table.title)}.}}"]
+    lines += [rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
+    if any(column.span for column in columns):
+        spans, rules, first = [""], [], 2
+        for span, members in groupby(columns, key=lambda column: column.span):
+            width = len(list(members))
+            spans += [rf"\multicolumn{{{width}}}{{c}}{{{span}}}"] if span else [""] * width
+            rules += [rf"\cmidrule(lr){{{first}-{first + width - 1}}}"] if span else []
+            first += width
+        lines += [" & ".join(spans) + r" \\", " ".join(rules)]
+    lines += [" & ".join([_latex(table.header), *map(heading, columns)]) + r" \\", r"\midrule"]
+    for row in table.rows:
+        if row.kind == "margin":
+            lines.append(r"\midrule")
+        cells = [cell(row.values[key], column) if key in row.values else "" for key, column in table.columns.items()]
+        lines.append(" & ".join([_latex(_label(row)), *cells]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    if table.notes:
+        lines.append(rf"\par\smallskip{{\footnotesize {_latex(' '.join(table.notes))}}}")
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def to_rich(table: Table, keep: str = "all"):
+    """A rich table. Of the columns of single tasks, `keep` shows "all", only the "means", or only the "ends"."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    columns, notes = dict(table.columns), list(table.notes)
+    details = [key for key, column in columns.items() if column.detail]
+    if keep != "all":
+        notes.append("A wider window shows " + ("the ± of each task." if keep == "means" else "every task."))
+    if keep == "ends":
+        columns = {key: column for key, column in columns.items() if key not in details[1:-1]}
+    shown = RichTable(
+        title=table.title or None, caption="\n".join(notes) or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    shown.title_justify = shown.caption_justify = "left"
+    shown.add_column(table.header)
+    for column in columns.values():
+        shown.add_column(column.title, justify="right", no_wrap=column.detail)
+    for row in table.rows:
+        if row.kind == "margin":
+            shown.add_section()
+        cells = [Text(_label(row))]
+        for key, column in columns.items():
+            value = row.values.get(key)
+            if value is not None and column.detail and keep != "all":
+                value = replace(value, spread=None)
+            cells.append(Text(_text(value, column), style="bold" if value.bold else "") if value else Text(""))
+        shown.add_row(*cells, style="dim" if row.kind == "paper" else "italic" if row.kind == "margin" else None)
+    return shown
+
+
+def print_table(table: Table, console=None) -> None:
+    """Print to the terminal, with as much of the single tasks as its width allows."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = console or Console()
+    unbounded = console.options.update(max_width=10_000)
+    candidates = [to_rich(table, keep) for keep in ("all", "means", "ends")]
+    if not any(column.detail for column in table.columns.values()):
+        candidates = candidates[:1]
+    widths = (Measurement.get(console, unbounded, candidate).maximum for candidate in candidates)
+    fitting = (candidate for candidate, width in zip(candidates, widths, strict=True) if width <= console.width)
+    console.print(next(fitting, candidates[-1]))
+
+
+RENDERERS: dict[str, Callable[[Table], str]] = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}
+_SUFFIX = {"csv": ".csv", "markdown": ".md", "latex": ".tex"}
+
+
+def render(table: Table, form: str) -> str:
+    if form not in RENDERERS:
+        raise UserError(f'unknown table format "{form}"; known: {", ".join(RENDERERS)}.{nearest(form, RENDERERS)}')
+    return RENDERERS[form](table)
+
+
+def write_table(table: Table, path: str | Path) -> list[Path]:
+    """Write `path`.csv, .md and .tex; returns the three paths."""
+    from fscil.checkpoint import atomic_write
+
+    written = []
+    for form, suffix in _SUFFIX.items():
+        target = Path(f"{path}{suffix}")
+        atomic_write(target, render(table, form))
+        written.append(target)
+    return written
