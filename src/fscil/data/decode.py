@@ -1,0 +1,200 @@
+"""Pictures from files: decoded once, defensively and in parallel, into a flat uint8 store with a cache on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from fscil.checkpoint import atomic_path, load_tensors, save_tensors
+from fscil.errors import UserError
+
+if TYPE_CHECKING:
+    from fscil.data.pixels import ImageStore
+
+MAX_PIXELS = 89_478_485  # a 256 MiB picture of 24 bits; also where Pillow begins to warn
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
+SHOWN = 50  # unreadable images that an error names
+
+
+class DecodeError(UserError):
+    """One picture that cannot be read."""
+
+
+def decode_image(
+    source: str | os.PathLike | bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS, short_side: int | None = None
+) -> np.ndarray:
+    """A picture as uint8 (height, width, 3), whatever its mode: the way a viewer shows it.
+
+    The camera's orientation is applied, transparency lies on white, 16-bit grey is reduced to 8, of an animation the
+    first frame counts. With `short_side`, a larger picture is reduced to it (bicubic, antialiased; aspect ratio
+    kept), never enlarged. Raises `DecodeError` for a file that is missing, damaged, cut short, of an unknown format,
+    or larger than `max_pixels`.
+    """
+    name = str(source) if isinstance(source, str | os.PathLike) else "image"
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as picture:
+            if picture.width * picture.height > max_pixels:
+                raise DecodeError(
+                    f"{name}: {picture.width} x {picture.height} pixels are more than the {max_pixels} allowed"
+                )
+            picture.load()  # raises where the data end early
+            with contextlib.suppress(Exception):  # a damaged EXIF block costs the orientation, not the picture
+                picture = ImageOps.exif_transpose(picture)
+            return np.array(_reduced(_as_rgb(picture), short_side))
+    except (DecodeError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise DecodeError(f"{name}: no such file") from None
+    except Image.UnidentifiedImageError:
+        raise DecodeError(f"{name}: not a picture of a known format ({', '.join(FORMATS)})") from None
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged data
+        raise DecodeError(f"{name}: {error or type(error).__name__}") from error
+
+
+def _as_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode == "RGB":
+        return picture
+    if (
+        picture.mode.startswith("I") or picture.mode == "F"
+    ):  # deep greys, which Pillow's own conversion would clip at 255
+        levels = np.asarray(picture).astype(np.float64)
+        levels = levels / 257 if picture.mode != "F" else levels * (255 if levels.max(initial=0) <= 1 else 1)
+        return Image.fromarray(np.clip(np.rint(levels), 0, 255).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("LA", "La", "RGBa", "PA", "RGBA") or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, picture).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _reduced(picture: Image.Image, short_side: int | None) -> Image.Image:
+    width, height = picture.size
+    short = min(width, height)
+    if short_side is None or short <= short_side:
+        return picture
+    # The longer side rounds down, as torchvision's Resize does.
+    size = [short_side if side == short else int(short_side * side / short) for side in (width, height)]
+    return picture.resize(size, Image.Resampling.BICUBIC)
+
+
+def in_order(function: Callable, items: Iterable, workers: int | None = None) -> Iterator:
+    """`map(function, items)` over threads: results in order, only a few ahead of the consumer."""
+    workers = workers or min(32, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= 4 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def decode_store(
+    files: Sequence[str | os.PathLike],
+    cache: str | os.PathLike,
+    *,
+    short_side: int | None = None,
+    skip_bad: bool = False,
+    workers: int | None = None,
+    map_above: int | None = None,
+    names: Sequence[str] | None = None,
+) -> tuple[ImageStore, list[int]]:
+    """(store of the readable images, their positions in `files`), decoded into `cache` unless it is there already.
+
+    The pixels go to `<cache>.bin` as they are decoded, so memory does not grow; `<cache>.safetensors` is the index
+    and, written last, the sign that the pixels are whole. A store larger than `map_above` bytes (half of the
+    machine's memory) is mapped from the file, not read. `names` are how errors call the files.
+    """
+    pixels_path, index_path = Path(f"{cache}.bin"), Path(f"{cache}.safetensors")
+    index = _read_index(pixels_path, index_path, len(files))
+    if index is None:
+        index = _decode_to_disk(
+            files, names or [str(file) for file in files], pixels_path, index_path, short_side, workers
+        )
+    sizes, kept, bad = index
+    if bad and not skip_bad:
+        more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+        raise UserError(
+            f"{len(bad)} of {len(files)} images cannot be read (repair or remove them, or leave them out with "
+            "--skip-bad): "
+            f"{'; '.join(bad[:SHOWN])}{more}"
+        )
+    return _open_store(pixels_path, sizes, map_above), kept.tolist()
+
+
+def _read_index(pixels_path: Path, index_path: Path, count: int):
+    """(sizes, kept, bad) of a whole cache, or None."""
+    try:
+        tensors, meta = load_tensors(index_path)
+        sizes, kept, bad = tensors["sizes"], tensors["kept"], list(meta["bad"])
+        whole = len(kept) + len(bad) == count and pixels_path.stat().st_size == int(sizes.prod(1).sum()) * 3
+        return (sizes, kept, bad) if whole else None
+    except (UserError, KeyError, OSError):  # absent, damaged or of another version: decode again
+        return None
+
+
+def _decode_to_disk(files, names, pixels_path: Path, index_path: Path, short_side: int | None, workers: int | None):
+    import torch
+
+    def attempt(job: tuple) -> np.ndarray | str:
+        file, name = job
+        try:
+            return decode_image(file, short_side=short_side)
+        except DecodeError as error:
+            return f"{name} ({str(error).removeprefix(f'{file}: ')})"
+
+    sizes, kept, bad = [], [], []
+    with atomic_path(pixels_path) as aside, open(aside, "wb") as out:
+        index_path.unlink(missing_ok=True)
+        decoded = in_order(attempt, zip(files, names), workers)
+        for position, result in enumerate(_progress(decoded, len(files), "decoding images")):
+            if isinstance(result, str):
+                bad.append(result)
+                continue
+            out.write(result.data)
+            sizes.append(result.shape[:2])
+            kept.append(position)
+    index = torch.tensor(sizes, dtype=torch.int64).view(-1, 2), torch.tensor(kept, dtype=torch.int64), bad
+    save_tensors(
+        index_path, {"sizes": index[0], "kept": index[1]}, {"kind": "pixels", "bad": bad, "short_side": short_side}
+    )
+    return index
+
+
+def _open_store(path: Path, sizes, map_above: int | None) -> ImageStore:
+    import psutil
+    import torch
+
+    from fscil.data.pixels import ImageStore
+
+    lengths = sizes.prod(1) * 3
+    total = int(lengths.sum())
+    map_above = psutil.virtual_memory().total // 2 if map_above is None else map_above
+    if total > map_above:
+        flat = torch.from_file(str(path), shared=False, size=total, dtype=torch.uint8)  # private: never written back
+    else:
+        flat = torch.from_numpy(np.fromfile(path, np.uint8))
+    return ImageStore(flat, lengths.cumsum(0) - lengths, sizes)
+
+
+def _progress(items: Iterable, total: int, description: str) -> Iterator:
+    from rich.progress import track
+
+    from fscil.data.downloads import console
+
+    yield from track(items, description, total=total, console=console(), disable=not console().is_terminal)
