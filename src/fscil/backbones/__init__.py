@@ -1,0 +1,1 @@
+"""Frozen timm Vision Transformers and what is tuned inside them."""

@@ -1,0 +1,372 @@
+"""A frozen timm Vision Transformer, run block by block from outside so that adapters and prompts can be slotted in.
+
+Nothing of timm is copied: its modules are called in the order their own forward does, with `attn.qkv` wrapped (see `lora.KVLinear`). Exact
+savings that the plain forward cannot take:
+
+* all adapter streams read the same tokens in block 0, so the embedding, the first norm and the frozen qkv are computed once, and no
+  gradient flows below them;
+* where the feature is the class token, the last block's query, projection and MLP run on that one token.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fscil.backbones.lora import KVLinear, LoRA
+from fscil.errors import UserError, nearest
+
+Prefix = Callable[[int], tuple[Tensor, Tensor] | None]  # block -> (keys, values), each (B, heads, length, head_dim)
+
+GLYPH_VITS = {
+    "glyph_vit_a": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
+    "glyph_vit_b": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
+}
+
+
+class Backbone(nn.Module):
+    """A frozen ViT whose features are timm's pooled pre-logits output (the class token after the final norm for the paper's ViTs).
+
+    >>> import timm
+    >>> vit = timm.models.vision_transformer.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2)
+    >>> tuple(Backbone(vit, "tiny")(torch.zeros(3, 3, 16, 16)).shape)
+    (3, 16)
+    """
+
+    def __init__(
+        self,
+        vit: nn.Module,
+        name: str,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+    ):
+        super().__init__()
+        _check_plain(vit, name)
+        self.vit, self.name, self.mean, self.std = vit.eval().requires_grad_(False), name, tuple(mean), tuple(std)
+        for block in vit.blocks:
+            block.attn.qkv = KVLinear(block.attn.qkv)
+        self.checkpointing = False
+        self._run_block: Callable = run_block
+        self._hash: str | None = None
+        self._master: dict[str, Tensor] | None = None  # the weights before rounding, on the CPU
+
+    @property
+    def dim(self) -> int:
+        return self.vit.num_features
+
+    @property
+    def depth(self) -> int:
+        return len(self.vit.blocks)
+
+    @property
+    def heads(self) -> int:
+        return self.vit.blocks[0].attn.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        attn = self.vit.blocks[0].attn
+        return attn.qkv.out_features // (3 * attn.num_heads)
+
+    @property
+    def image_size(self) -> int:
+        return self.vit.patch_embed.img_size[0]
+
+    @property
+    def prefix_tokens(self) -> int:
+        return self.vit.num_prefix_tokens
+
+    @property
+    def token_pooled(self) -> bool:
+        return (
+            self.vit.global_pool == "token"
+            and getattr(self.vit, "attn_pool", None) is None
+            and self.vit.num_prefix_tokens > 0
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.vit.blocks[0].attn.qkv.weight.dtype
+
+    @property
+    def hash(self) -> str:
+        """Short SHA-256 of the weights in float32."""
+        if self._hash is None:
+            digest = hashlib.sha256()
+            for key, value in sorted(self.vit.state_dict().items()):
+                if not key.startswith("head."):
+                    digest.update(key.encode())
+                    digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+            self._hash = digest.hexdigest()[:16]
+        return self._hash
+
+    def prepare(self, runtime) -> Backbone:
+        """Moves the weights to the runtime's device and precision and compiles the block if asked for."""
+        _ = self.hash  # taken before any rounding
+        if runtime.dtype == torch.bfloat16:
+            self._master = {k: v.clone() for k, v in self.vit.state_dict().items()}
+        self.to(device=runtime.device, dtype=runtime.dtype)
+        self.checkpointing = runtime.checkpointing
+        if runtime.compile:
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+            self._run_block = torch.compile(run_block, dynamic=False)
+        return self
+
+    def in_float32(self) -> Backbone:
+        """This backbone with unrounded weights (a copy where the compute precision is lower)."""
+        if self._master is None:
+            return self
+        twin = copy.copy(self)
+        twin._modules = {"vit": copy.deepcopy(self.vit).float()}
+        twin.vit.load_state_dict(self._master)
+        twin._run_block, twin._master = run_block, None
+        return twin
+
+    def trainable_copy(self) -> Backbone:
+        """A copy in full precision whose every weight can be trained, for methods that fine-tune the backbone."""
+        exact = self.in_float32()
+        twin = copy.copy(exact)
+        twin._modules = {"vit": copy.deepcopy(exact.vit).requires_grad_(True)}
+        twin._hash = None
+        return twin
+
+    def forward(self, images: Tensor, lora: LoRA | None = None, prefix: Prefix | None = None) -> Tensor:
+        """Features (B, d), or (S, B, d) through the S adapter sets of `lora`."""
+        tokens = self.blocks(self.embed(images), lora=lora, prefix=prefix, pooled=True)
+        features = self.pool(tokens)
+        return features if lora is None else features.view(lora.sets, -1, features.shape[-1])
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Tokens (B, T, d) that enter block 0."""
+        vit = self.vit
+        tokens = vit._pos_embed(vit.patch_embed(images.to(self.dtype)))
+        return vit.norm_pre(vit.patch_drop(tokens))
+
+    def blocks(
+        self,
+        tokens: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        lora: LoRA | None = None,
+        prefix: Prefix | None = None,
+        pooled: bool = False,
+        probes: Sequence[Tensor] | None = None,
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
+        """Runs blocks [start, stop). With `lora`, tokens enter block 0 as (B, T, d) and leave as (S·B, T, d), streams outermost.
+
+        `pooled` keeps only what `pool` needs of the last block. `probes` (one tensor (S·B, T, 2d) per block) are added to the keys and values,
+        and the inputs of the qkv projections are returned too: the two sides of the gradient of a dense ΔW.
+        """
+        stop = self.depth if stop is None else stop
+        inputs: list[Tensor] = []
+        for index in range(start, stop):
+            block = self.vit.blocks[index]
+            run = partial(
+                self._run_block,
+                block,
+                factors=lora.layer(index) if lora is not None else None,
+                shared=index == 0 and lora is not None,
+                prefix=prefix(index) if prefix is not None else None,
+                class_only=pooled and self.token_pooled and index == self.depth - 1,
+                probe=probes[index] if probes is not None else None,
+            )
+            if self.checkpointing and torch.is_grad_enabled():
+                tokens, attended = checkpoint(run, tokens, use_reentrant=False)
+            else:
+                tokens, attended = run(tokens)
+            if probes is not None:
+                inputs.append(attended)
+        return (tokens, inputs) if probes is not None else tokens
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """The feature: final norm and timm's pooling, in at least float32."""
+        features = self.vit.forward_head(self.vit.norm(tokens), pre_logits=True)
+        return features if features.dtype == torch.float64 else features.float()
+
+
+def run_block(
+    block: nn.Module,
+    tokens: Tensor,
+    factors: tuple[Tensor, Tensor, bool] | None = None,
+    shared: bool = False,
+    prefix: tuple[Tensor, Tensor] | None = None,
+    class_only: bool = False,
+    probe: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One pre-norm transformer block; returns its tokens and the normed tokens its attention read."""
+    attended = block.norm1(tokens)
+    if shared and factors is not None and factors[0].shape[0] > 1:
+        tokens = tokens.expand(factors[0].shape[0], *tokens.shape).flatten(0, 1)
+    update = attend(block.attn, attended, factors, shared, prefix, class_only, probe)
+    if class_only:
+        tokens = tokens[:, :1]
+    tokens = tokens + block.drop_path1(block.ls1(update))
+    return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens)))), attended
+
+
+def attend(
+    attn: nn.Module,
+    x: Tensor,
+    factors: tuple[Tensor, Tensor, bool] | None = None,
+    shared: bool = False,
+    prefix: tuple[Tensor, Tensor] | None = None,
+    class_only: bool = False,
+    probe: Tensor | None = None,
+) -> Tensor:
+    """timm's attention with adapters on k and v, learned key/value prefixes (prefix tuning), and optionally one query only."""
+    qkv = attn.qkv(x, factors, shared)
+    batch, length, width = *qkv.shape[:2], qkv.shape[2] // 3
+    q, k, v = qkv.split(width, -1)
+    if probe is not None:
+        k, v = k + probe[..., :width], v + probe[..., width:]
+    if class_only:
+        q = q[:, :1]
+    q, k, v = (part.reshape(batch, -1, attn.num_heads, width // attn.num_heads).transpose(1, 2) for part in (q, k, v))
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if prefix is not None:
+        k, v = torch.cat([prefix[0].to(k.dtype), k], 2), torch.cat([prefix[1].to(v.dtype), v], 2)
+    out = F.scaled_dot_product_attention(q, k, v, scale=attn.scale)
+    out = getattr(attn, "norm", nn.Identity())(out.transpose(1, 2).reshape(batch, -1, width))
+    return attn.proj_drop(attn.proj(out))
+
+
+def make_backbone(
+    name: str, weights: str | Path | None = None, image_size: int | None = None, pretrained: bool = True
+) -> Backbone:
+    """A frozen backbone by name: one of the package's glyph ViTs, or any plain timm ViT as `arch.tag`.
+
+    `weights` names a local safetensors file in timm or Hugging Face ViT naming; `pretrained=False` gives random weights (speed measurements).
+    """
+    if name in GLYPH_VITS:
+        return _glyph_backbone(name, weights)
+    import timm
+
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        raise UserError(
+            f'backbone "{name}" is not a timm model.{nearest(architecture, [*GLYPH_VITS, *timm.list_models("*vit*"), *timm.list_models("deit*")])}'
+        )
+    if pretrained and weights is None and not tag:
+        tags = timm.list_pretrained(f"{architecture}.*")
+        raise UserError(
+            f'backbone "{name}" has no tag, and different weights share that name; write one of: {", ".join(tags) or "(none published)"}.'
+        )
+    known = timm.list_pretrained(f"{architecture}.*")
+    if tag and name not in known:
+        raise UserError(f'backbone "{name}" has an unknown weights tag "{tag}".{nearest(name, known)}')
+    options = dict(num_classes=0) | ({"img_size": image_size} if image_size else {})
+    try:
+        vit = timm.create_model(name, pretrained=pretrained and weights is None, **options)
+    except Exception as problem:  # the hub raises many kinds of errors when it cannot be reached
+        if weights is None and pretrained:
+            raise UserError(
+                f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the safetensors file of timm/{name} '
+                "on this machine and pass --weights FILE, or connect once so that it is cached."
+            ) from None
+        raise
+    if weights is not None:
+        load_weights(vit, weights)
+    config = vit.pretrained_cfg
+    plain = "augreg" in tag  # every prompt/LoRA code of the field feeds these [0, 1] (methods.md 2.5)
+    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (config["mean"], config["std"])
+    return Backbone(vit, name, mean, std)
+
+
+def load_weights(vit: nn.Module, path: str | Path) -> None:
+    """Loads a safetensors file in timm or Hugging Face ViT naming strictly, leaving out its classification head."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise UserError(f'--weights "{path}" does not exist.') from None
+    except (SafetensorError, OSError) as problem:
+        raise UserError(f'--weights "{path}" is not a readable safetensors file ({problem}).') from None
+    if any(".encoder.layer." in key or key.startswith("encoder.layer.") for key in tensors):
+        tensors = from_huggingface(tensors)
+    wanted = vit.state_dict()
+    tensors = {
+        k: v for k, v in tensors.items() if k in wanted or not k.startswith(("head.", "head_dist.", "pre_logits."))
+    }
+    missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    shapes = [k for k in wanted if k in tensors and tensors[k].shape != wanted[k].shape]
+    if missing or extra or shapes:
+        details = [f"lacks {missing[0]}"] if missing else []
+        details += [f"holds {extra[0]}, which the model has not"] if extra else []
+        details += (
+            [f"{shapes[0]} is {tuple(tensors[shapes[0]].shape)} where {tuple(wanted[shapes[0]].shape)} is needed"]
+            if shapes
+            else []
+        )
+        raise UserError(
+            f'--weights "{path}" is of another architecture: it {"; ".join(details)}. Choose the backbone it was made for.'
+        )
+    vit.load_state_dict({k: v.to(wanted[k].dtype) for k, v in tensors.items()})
+
+
+def from_huggingface(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Renames the tensors of a Hugging Face ViTModel to timm's names, fusing query, key and value."""
+    tensors = {k.removeprefix("vit."): v for k, v in tensors.items()}
+    top = {
+        "embeddings.cls_token": "cls_token",
+        "embeddings.position_embeddings": "pos_embed",
+        "embeddings.patch_embeddings.projection.": "patch_embed.proj.",
+        "layernorm.": "norm.",
+    }
+    inner = {
+        "layernorm_before.": "norm1.",
+        "layernorm_after.": "norm2.",
+        "attention.output.dense.": "attn.proj.",
+        "intermediate.dense.": "mlp.fc1.",
+        "output.dense.": "mlp.fc2.",
+    }
+    renamed: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        if key.startswith("encoder.layer."):
+            layer, _, rest = key.removeprefix("encoder.layer.").partition(".")
+            if rest.startswith("attention.attention.query."):
+                kind = rest.rpartition(".")[2]
+                parts = [tensors[key.replace(".query.", f".{p}.")] for p in ("query", "key", "value")]
+                renamed[f"blocks.{layer}.attn.qkv.{kind}"] = torch.cat(parts)
+            for old, new in inner.items():
+                if rest.startswith(old):
+                    renamed[f"blocks.{layer}.{new}{rest.removeprefix(old)}"] = value
+        for old, new in top.items():
+            if key.startswith(old):
+                renamed[new + key.removeprefix(old)] = value
+    return renamed
+
+
+def _glyph_backbone(name: str, weights: str | Path | None) -> Backbone:
+    from importlib.resources import as_file, files
+
+    from timm.models.vision_transformer import VisionTransformer
+
+    vit = VisionTransformer(num_classes=0, **GLYPH_VITS[name])
+    with as_file(files("fscil") / "weights" / f"{name}.safetensors") as shipped:
+        load_weights(vit, weights or shipped)
+    return Backbone(vit, name)
+
+
+def _check_plain(vit: nn.Module, name: str) -> None:
+    """Refuses models whose blocks are not the plain pre-norm kind this module knows how to run."""
+    from timm.layers import Attention as LayersAttention
+    from timm.models.vision_transformer import Attention, Block, VisionTransformer
+
+    plain = isinstance(vit, VisionTransformer) and all(
+        type(b) is Block and isinstance(b.attn, (Attention, LayersAttention)) and getattr(b.attn, "gate", None) is None
+        for b in vit.blocks
+    )
+    if not plain:
+        raise UserError(
+            f'backbone "{name}" is a {type(vit).__name__} that is not a plain ViT (class VisionTransformer with standard blocks); choose a ViT, DeiT, DINO, '
+            "DINOv2, CLIP or SigLIP image tower."
+        )

@@ -1,0 +1,1 @@
+"""One file per method; `base.py` is the contract they meet."""

@@ -1,0 +1,173 @@
+"""Training of adapter sets on the base task, several as streams of one pass, and the Fisher passes that weigh them (methods.md 4.2-4.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fscil.backbones.lora import LoRA, initial_lora
+from fscil.backbones.vit import Backbone
+from fscil.data.stream import Task
+from fscil.maths import fisher as fisher_maths
+from fscil.maths.margins import cosine, streams_loss
+from fscil.methods.training import Batch, Schedule, train
+from fscil.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """How one adapter set is trained: its margin, and a logit scale that is fixed or learned from its initial value."""
+
+    margin: float
+    scale: float = 16.0
+    learnable: bool = False
+
+
+@dataclass
+class Streams:
+    """Adapter sets with their classifiers: rows (S, classes, d) and scales (S,)."""
+
+    lora: LoRA
+    rows: Tensor
+    scales: Tensor
+
+    def select(self, *sets: int) -> Streams:
+        return Streams(self.lora.select(*sets), self.rows[list(sets)], self.scales[list(sets)])
+
+
+def train_streams(
+    backbone: Backbone,
+    task: Task,
+    specs: Sequence[StreamSpec],
+    rank: int,
+    init: str,
+    schedule: Schedule,
+    runtime: Runtime,
+    joint: bool = True,
+) -> Streams:
+    """One adapter set and cosine head per spec, all from the same initial values and the same augmented batches.
+
+    The sets share no parameter, so a joint pass gives what separate passes give (9.3). Sets that the runtime's shelf already holds are not
+    trained again.
+    """
+    keys = [_shelf_key(backbone, task, spec, rank, init, schedule, runtime) for spec in specs]
+    found = [runtime.shelf.get(key) for key in keys]
+    missing = [i for i, tensors in enumerate(found) if tensors is None]
+    for group in [missing] if joint else [[i] for i in missing]:
+        if group:
+            trained = _train(backbone, task, [specs[i] for i in group], rank, init, schedule, runtime)
+            for place, i in enumerate(group):
+                lora = trained.lora
+                found[i] = {
+                    "A": lora.A[:, place],
+                    "B": lora.B[:, place],
+                    "rows": trained.rows[place],
+                    "scale": trained.scales[place],
+                }
+                runtime.shelf.put(keys[i], found[i])
+    stack = {name: [tensors[name].to(runtime.device) for tensors in found] for name in ("A", "B", "rows", "scale")}
+    lora = LoRA(torch.stack(stack["A"], 1).detach(), torch.stack(stack["B"], 1).detach()).requires_grad_(False)
+    return Streams(lora, torch.stack(stack["rows"]), torch.stack(stack["scale"]))
+
+
+def _train(
+    backbone: Backbone,
+    task: Task,
+    specs: Sequence[StreamSpec],
+    rank: int,
+    init: str,
+    schedule: Schedule,
+    runtime: Runtime,
+) -> Streams:
+    wide = torch.float64 if runtime.dtype == torch.float64 else torch.float32
+    lora = initial_lora(backbone.depth, backbone.dim, rank, len(specs), runtime.generator("lora"), init, wide).to(
+        runtime.device
+    )
+    rows = nn.Parameter(
+        initial_rows(len(task.classes), backbone.dim, runtime).to(wide).expand(len(specs), -1, -1).clone()
+    )
+    scale = nn.Parameter(torch.tensor([s.scale for s in specs], device=runtime.device, dtype=wide))
+    learnable = torch.tensor([s.learnable for s in specs], device=runtime.device)
+    fixed = scale.detach().clone()
+    margins = torch.tensor([s.margin for s in specs], device=runtime.device, dtype=wide)
+
+    def loss(batch: Batch) -> Tensor:
+        scales = torch.where(learnable, scale, fixed)
+        return streams_loss(backbone(batch.images, lora), rows, batch.labels, scales, margins).sum()
+
+    trained = [lora.A, lora.B, rows] + ([scale] if bool(learnable.any()) else [])
+    names = "+".join(f"m{s.margin:g}{'s' if s.learnable else ''}" for s in specs)
+    train(f"adapters {names}", task.images, task.labels, trained, loss, schedule, runtime, passes=len(specs))
+    return Streams(lora.requires_grad_(False), rows.detach(), torch.where(learnable, scale.detach(), fixed))
+
+
+def initial_rows(classes: int, dim: int, runtime: Runtime) -> Tensor:
+    """Rows of a fresh cosine head: U(−1/√d, 1/√d)."""
+    draws = torch.rand(classes, dim, generator=runtime.generator("head"), dtype=torch.float64)
+    return ((draws * 2 - 1) / math.sqrt(dim)).to(
+        runtime.device, torch.float32 if runtime.dtype != torch.float64 else torch.float64
+    )
+
+
+def fisher_information(
+    backbone: Backbone,
+    streams: Streams,
+    task: Task,
+    batch_size: int,
+    form: str,
+    runtime: Runtime,
+    shared_head: int | None = None,
+) -> Tensor:
+    """Diagonal Fisher of every dense ΔW under the margin-free loss: (blocks, sets, 2, d, d), all sets in one pass.
+
+    Images are taken plain and grouped by class, in batches of the base batch size (4.3). Each set uses its own head unless `shared_head` names
+    one for all (9.5). `form` is `batch` (mean over batches of squared batch-mean gradients) or `sample` (mean over samples, Eq. 8).
+    """
+    lora, sets = streams.lora, streams.lora.sets
+    heads = streams.rows if shared_head is None else streams.rows[[shared_head] * sets]
+    labels = task.labels.to(runtime.device)
+    batches = torch.argsort(task.labels.cpu(), stable=True).split(batch_size)
+    wide = lora.A.dtype
+    square = fisher_maths.batch_square if form == "batch" else fisher_maths.sample_square
+    total = torch.zeros(backbone.depth, sets, 2, backbone.dim, backbone.dim, device=runtime.device, dtype=wide)
+    for number in runtime.track(runtime.share(len(batches)), "Fisher"):
+        positions = batches[number]
+        target = labels[positions.to(labels.device)]
+        tokens = backbone.embed(task.images.plain(positions))
+        count, length, dim = tokens.shape
+        probes = [tokens.new_zeros(sets * count, length, 2 * dim, requires_grad=True) for _ in range(backbone.depth)]
+        tokens, inputs = backbone.blocks(tokens, lora=lora, pooled=True, probes=probes)
+        logits = streams.scales.view(-1, 1, 1) * cosine(backbone.pool(tokens).view(sets, count, -1), heads)
+        losses = F.cross_entropy(logits.flatten(0, 1), target.repeat(sets), reduction="none").view(sets, count)
+        gradients = torch.autograd.grad(losses.mean(1).sum() if form == "batch" else losses.sum(), probes)
+        for block, (x, g) in enumerate(zip(inputs, gradients, strict=True)):
+            x = x.detach().to(wide).view(-1, count, length, dim)  # block 0 is shared by all sets: (1, B, T, d)
+            g = g.to(wide).view(sets, count, length, 2, dim)
+            for part in (0, 1):
+                total[block, :, part] += square(x.expand(sets, -1, -1, -1), g[..., part, :])
+    divisor = len(batches) if form == "batch" else len(labels)
+    return runtime.sum_over_processes(total) / divisor
+
+
+def _shelf_key(
+    backbone: Backbone, task: Task, spec: StreamSpec, rank: int, init: str, schedule: Schedule, runtime: Runtime
+) -> dict[str, Any]:
+    return {
+        "part": "adapter",
+        "backbone": backbone.hash,
+        "images": task.images.fingerprint,
+        "labels": hashlib.sha256(task.labels.cpu().numpy().tobytes()).hexdigest()[:16],
+        "spec": asdict(spec),
+        "rank": rank,
+        "init": init,
+        "schedule": asdict(schedule),
+        "seed": runtime.seed,
+        "precision": str(runtime.dtype),
+    }

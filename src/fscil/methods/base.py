@@ -1,0 +1,113 @@
+"""The contract every method meets, and the helpers they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fscil.backbones.vit import Backbone
+from fscil.data.pixels import Pixels
+from fscil.data.stream import Task
+from fscil.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """Options of a method that has none."""
+
+
+class Method(nn.Module):
+    """A learner of a base task and then of few-shot tasks, one after the other.
+
+    Labels number classes by order of arrival. `features_fixed` promises that the backbone does not change after the base task; then `features` and
+    `logits_from` exist and the protocol computes test features once. Everything learned is in parameters and buffers, so `state` is complete.
+    """
+
+    Options: type = NoOptions
+    features_fixed = False
+
+    def __init__(self, backbone: Backbone, options: Any, runtime: Runtime):
+        super().__init__()
+        self.backbone, self.options, self.runtime = backbone, options, runtime
+        self.register_buffer(
+            "class_counts", torch.zeros(0, dtype=torch.int64, device=runtime.device)
+        )  # images seen of each class
+        self.register_buffer("tasks_seen", torch.zeros((), dtype=torch.int64))
+        self._diagnostics: dict[str, Any] = {}
+
+    @property
+    def seen(self) -> int:
+        """Number of classes known."""
+        return len(self.class_counts)
+
+    def fit_base(self, task: Task) -> None:
+        raise NotImplementedError
+
+    def learn(self, task: Task) -> None:
+        raise NotImplementedError
+
+    def logits(self, images: Pixels) -> Tensor:
+        """Scores (n, seen classes) of images."""
+        return self.logits_from(self.features(images))
+
+    def features(self, images: Pixels) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no fixed features")
+
+    def logits_from(self, features: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no fixed features")
+
+    def diagnostics(self) -> dict[str, Any]:
+        """JSON-able facts about the last task, for the run's log."""
+        return self._diagnostics
+
+    def trainable_parameters(self) -> int:
+        """Numbers trained in the base task; methods override it with what they train."""
+        return sum(p.numel() for name, p in self.named_parameters() if not name.startswith("backbone."))
+
+    def stored_images(self) -> tuple[int, int]:
+        """Images kept for replay and their bytes; none, for all but the exemplar methods."""
+        return 0, 0
+
+    # ---- state ----
+    def state(self) -> dict[str, Tensor]:
+        """Everything learned: all parameters and buffers but the frozen backbone's."""
+        named = [*self.named_parameters(), *self.named_buffers()]
+        return {name: tensor.detach() for name, tensor in named if not name.startswith("backbone.")}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restores `state()`; tensors may have other sizes than the fresh module's."""
+        for name, tensor in state.items():
+            path, _, attribute = name.rpartition(".")
+            module = self.get_submodule(path)
+            if attribute in module._parameters:
+                old = module._parameters[attribute]
+                module._parameters[attribute] = nn.Parameter(
+                    tensor.to(self.runtime.device), requires_grad=old.requires_grad
+                )
+            elif attribute in module._buffers:
+                module._buffers[attribute] = tensor if name == "tasks_seen" else tensor.to(self.runtime.device)
+            else:
+                raise ValueError(f'state has "{name}", which {type(self).__name__} does not know')
+
+    def count_classes(self, task: Task) -> None:
+        """Adds the images of a task to the counts of its classes."""
+        labels = task.labels.to(self.class_counts.device)
+        counts = torch.bincount(labels, minlength=max(self.seen, int(labels.max()) + 1))
+        counts[: self.seen] += self.class_counts
+        self.class_counts = counts
+        self.tasks_seen = self.tasks_seen + 1
+
+    # ---- shared passes ----
+    def extract(self, images: Pixels, function: Callable[[Tensor], Tensor], description: str = "features") -> Tensor:
+        """Rows of `function(plain images)` over all images, in order, shared out over the processes."""
+        runtime = self.runtime
+        mine = torch.tensor(list(runtime.share(len(images))), dtype=torch.int64)
+        with torch.no_grad():
+            parts = [function(images.plain(p)) for p in runtime.track(mine.split(runtime.batch_size_eval), description)]
+        if not parts:
+            parts = [function(images.plain(torch.zeros(1, dtype=torch.int64)))[:0]]
+        return runtime.gather_rows(torch.cat(parts), len(images))

@@ -1,0 +1,185 @@
+"""Where and how a run computes: device, precision, randomness, processes, and where its progress is kept.
+
+One `Runtime` is passed to everything that computes. Nothing else names a device, seeds a generator or writes progress, so a method reads the
+same on a laptop, on a GPU and on several processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fscil.errors import UserError, nearest
+
+T = TypeVar("T")
+PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+
+
+class Display:
+    """What long work tells the person watching; this one says nothing (`fscil.display` has the talking one)."""
+
+    def track(self, iterable: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+        yield from iterable
+
+    def report(self, **fields: Any) -> None:
+        pass
+
+
+class Keeper:
+    """Keeps the progress of a long training stage; this one keeps nothing (`fscil.checkpoint` has the one that writes files)."""
+
+    def load(self, stage: str) -> dict[str, Tensor] | None:
+        return None
+
+    def save(self, stage: str, tensors: dict[str, Tensor]) -> None:
+        pass
+
+
+class Shelf:
+    """Content-addressed store of trained parts that several runs share; this one is always empty."""
+
+    def get(self, key: dict[str, Any]) -> dict[str, Tensor] | None:
+        return None
+
+    def put(self, key: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        pass
+
+
+@dataclass
+class Runtime:
+    """Device, precision, seed and services of one run.
+
+    >>> runtime = Runtime(seed=1)
+    >>> float(torch.rand((), generator=runtime.generator("shuffle", 3))) == float(torch.rand((), generator=runtime.generator("shuffle", 3)))
+    True
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32  # of the frozen backbone; factors, heads and statistics are never below float32
+    seed: int = 2023
+    compile: bool = False
+    cuda_graphs: bool = False
+    batch_size_eval: int = 128
+    micro_batch: int | None = None  # images per forward in training; gradients accumulate to the full batch
+    checkpointing: bool = False  # recompute activations block by block in the backward pass
+    display: Display = field(default_factory=Display)
+    keeper: Keeper = field(default_factory=Keeper)
+    shelf: Shelf = field(default_factory=Shelf)
+    accelerator: Any = None  # accelerate.Accelerator when the run spans several processes
+
+    @classmethod
+    def make(
+        cls, device: str = "auto", precision: str = "auto", seed: int = 2023, compile: str = "auto", **rest: Any
+    ) -> Runtime:
+        """Resolves `auto`: the best device at hand; bf16 compute on GPUs that have it, fp32 elsewhere; compilation on CUDA only."""
+        if precision not in PRECISIONS:
+            raise UserError(
+                f'runtime.precision is "{precision}"; choose one of {", ".join(PRECISIONS)}.{nearest(precision, PRECISIONS)}'
+            )
+        accelerator = _join_processes(device)
+        place = accelerator.device if accelerator else _resolve_device(device)
+        bf16 = precision == "bf16" or (precision == "auto" and place.type == "cuda" and torch.cuda.is_bf16_supported())
+        dtype = torch.bfloat16 if bf16 else torch.float64 if precision == "fp64" else torch.float32
+        on_cuda = place.type == "cuda"
+        use_compile = on_cuda if compile == "auto" else compile in ("on", True, "true")
+        return cls(
+            device=place,
+            dtype=dtype,
+            seed=seed,
+            compile=use_compile,
+            cuda_graphs=on_cuda,
+            accelerator=accelerator,
+            **rest,
+        )
+
+    # ---- randomness: every draw is keyed, so results depend on neither order of execution nor number of processes ----
+    def generator(self, *key: str | int, device: bool = False) -> torch.Generator:
+        """A fresh generator for this key, on the CPU or (`device=True`) on the compute device."""
+        place = self.device if device and self.device.type != "mps" else torch.device("cpu")
+        return torch.Generator(device=place).manual_seed(keyed_seed(self.seed, *key))
+
+    def randn(self, shape: tuple[int, ...], *key: str | int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard normal draws for this key, on the compute device."""
+        generator = self.generator(*key, device=True)
+        return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype).to(self.device)
+
+    # ---- processes ----
+    @property
+    def rank(self) -> int:
+        return self.accelerator.process_index if self.accelerator else 0
+
+    @property
+    def processes(self) -> int:
+        return self.accelerator.num_processes if self.accelerator else 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum_over_processes(self, tensor: Tensor) -> Tensor:
+        return self.accelerator.reduce(tensor, reduction="sum") if self.processes > 1 else tensor
+
+    def share(self, count: int) -> range:
+        """The contiguous part of `range(count)` that this process works on."""
+        edges = [count * r // self.processes for r in (self.rank, self.rank + 1)]
+        return range(*edges)
+
+    def gather_rows(self, rows: Tensor, count: int) -> Tensor:
+        """Joins the rows that each process computed for its `share(count)`."""
+        if self.processes == 1:
+            return rows
+        whole = rows.new_zeros((count, *rows.shape[1:]))
+        whole[self.share(count).start : self.share(count).stop] = rows
+        return self.sum_over_processes(whole)
+
+    def wait(self) -> None:
+        if self.processes > 1:
+            self.accelerator.wait_for_everyone()
+
+    # ---- display ----
+    def track(self, iterable: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+        return self.display.track(iterable, description, total)
+
+    def report(self, **fields: Any) -> None:
+        self.display.report(**fields)
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def keyed_seed(*key: str | int) -> int:
+    """A 63-bit seed from any key, the same on every machine and in every process."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f'runtime.device is "{name}"; choose auto, cpu, cuda, cuda:0 … or mps.') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f'runtime.device is "{name}" but torch sees no CUDA GPU; use --device cpu or install a CUDA build of torch.'
+        )
+    return device
+
+
+def _join_processes(device: str):
+    """An Accelerator when `accelerate launch` or torchrun started several processes, else None."""
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        return None
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
