@@ -76,7 +76,17 @@ def atomic_write(path: str | os.PathLike, data: bytes | str) -> None:
 
 def write_json(path: str | os.PathLike, data: Mapping[str, Any]) -> None:
     """Write a JSON object with the format version first."""
-    atomic_write(path, json.dumps({"format_version": FORMAT_VERSION, **data}, indent=1, ensure_ascii=False) + "\n")
+    atomic_write(path, _indented({"format_version": FORMAT_VERSION, **data}) + "\n")
+
+
+def _indented(value: Any, margin: str = "") -> str:
+    """JSON that people can read: an entry per line, but a list of plain values (a matrix row, say) in one line."""
+    if isinstance(value, Mapping) and value:
+        items = [f"{json.dumps(str(key), ensure_ascii=False)}: {_indented(value[key], margin + ' ')}" for key in value]
+        return "{\n" + ",\n".join(f"{margin} {item}" for item in items) + f"\n{margin}}}"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (Mapping, list, tuple)) for item in value):
+        return "[\n" + ",\n".join(f"{margin} {_indented(item, margin + ' ')}" for item in value) + f"\n{margin}]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
@@ -159,9 +169,10 @@ class RunKeeper:
     removed once its own checkpoint is written.
     """
 
-    def __init__(self, folder: str | os.PathLike, fingerprint: str = ""):
+    def __init__(self, folder: str | os.PathLike, fingerprint: str = "", writes: bool = True):
         self.folder = Path(folder)
         self.fingerprint = fingerprint  # of the configuration: progress of another one is not picked up
+        self.writes = writes  # of several processes only one does
         self.task = 0
 
     def path(self, stage: str) -> Path:
@@ -175,9 +186,12 @@ class RunKeeper:
         return tensors if meta.get("fingerprint") == self.fingerprint else None
 
     def save(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
-        save_tensors(self.path(stage), tensors, {"fingerprint": self.fingerprint, "stage": stage, "task": self.task})
+        if self.writes:
+            meta = {"fingerprint": self.fingerprint, "stage": stage, "task": self.task}
+            save_tensors(self.path(stage), tensors, meta)
 
     def clear(self) -> None:
         """Forget the stages of the current task."""
-        for path in self.folder.glob(f"task_{self.task}_*.safetensors"):
-            path.unlink(missing_ok=True)
+        if self.writes:
+            for path in self.folder.glob(f"task_{self.task}_*.safetensors"):
+                path.unlink(missing_ok=True)

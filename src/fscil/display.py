@@ -16,7 +16,7 @@ SHOW_AFTER = 1.0  # seconds: quicker work shows no bar
 
 
 class LiveDisplay:
-    """Progress on a terminal; silent elsewhere, so that logs and pipes stay clean. Bars nest: epochs outside, steps inside.
+    """Progress on a terminal; silent elsewhere, so that logs and pipes stay clean. Bars nest: epochs, steps in them.
 
     >>> display = LiveDisplay(quiet=True)
     >>> sum(display.track([1, 2, 3], "adding"))
@@ -45,22 +45,16 @@ class LiveDisplay:
         try:
             for item in iterable:
                 yield item
-                progress.update(
-                    bar,
-                    advance=1,
-                    fields=self._text(),
-                    visible=time.monotonic() - began > SHOW_AFTER or self._depth > 1,
-                )
+                visible = self._depth > 1 or time.monotonic() - began > SHOW_AFTER
+                progress.update(bar, advance=1, fields=self._text(), visible=visible)
         finally:
             progress.remove_task(bar)
             self._depth -= 1
             if self._depth == 0:
-                progress.stop()
-                self._progress = None
-                self._fields = {}
+                self.close()
 
     def report(self, **fields: Any) -> None:
-        """Live figures beside the bars, such as report(loss=0.31, images_per_second=1200)."""
+        """Live figures beside the bars, such as report(loss=0.31, images_per_s=1200)."""
         self._fields.update(fields)
 
     def line(self, text: str) -> None:
@@ -68,6 +62,12 @@ class LiveDisplay:
         if not self.quiet:
             console = self._progress.console if self._progress else self.console
             console.print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bars away, also in the middle of a loop."""
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress, self._fields = None, {}
 
     def _open(self) -> Progress:
         if self._progress is None:
@@ -84,7 +84,7 @@ class LiveDisplay:
         return self._progress
 
     def _text(self) -> str:
-        names = {"images_per_second": "images/s"}
+        names = {"images_per_s": "images/s"}
         return "  ".join(f"{names.get(key, key)} {_figure(value)}" for key, value in self._fields.items())
 
 
@@ -114,24 +114,19 @@ def session_table(
 ) -> Table:
     """The final table: a row per session, the summary below it."""
     table = Table(title=title, title_justify="left", caption_justify="left")
-    for name in (
-        "session",
-        "classes",
-        "A",
-        "top-5",
-        "base",
-        "new",
-        f"HAcc ({averaging})",
-        "FNR",
-        "FPR",
-        "time",
-        "memory",
-    ):
+    accuracies = ("A", "top-5", "base", "new", f"HAcc ({averaging})", "FNR", "FPR")
+    for name in ("session", "classes", *accuracies, "time", "memory"):
         table.add_column(name, justify="right")
     for row in sessions:
-        accuracies = [row["accuracy"], row["top5"], row["base_accuracy"], row["new_accuracy"], row["hacc"][averaging]]
-        cells = [percent(value) for value in [*accuracies, row["fnr"], row["fpr"]]]
-        table.add_row(str(row["session"]), str(row["seen"]), *cells, duration(row["seconds"]), size(row["peak_memory"]))
+        values = [row["accuracy"], row["top5"], row["base_accuracy"], row["new_accuracy"], row["hacc"][averaging]]
+        cells = [percent(value) for value in [*values, row["fnr"], row["fpr"]]]
+        table.add_row(
+            str(row["session"]),
+            str(row["seen"]),
+            *cells,
+            duration(row["seconds"]),
+            size(row["peak_gpu_memory"] or row["peak_memory"]),
+        )
     table.caption = (
         f"A_avg {percent(summary['A_avg'])}   A_final {percent(summary['A_final'])}   PD {percent(summary['PD'])}   "
         f"HAcc {percent(summary['hacc'][averaging])}   forgetting {percent(summary['forgetting'])}"

@@ -56,6 +56,7 @@ _SMP = "fscil.methods.smp:SMP"
 _BASELINE = {
     "adapters": "one",
     "margin": 0.0,
+    "scale": 1.0,
     "learnable_scale": True,
     "calibration": "prototypes",
     "calibration_margin": 0.2,

@@ -1,0 +1,1 @@
+"""Sub-commands, one module each; see `fscil.cli` for what a module says."""

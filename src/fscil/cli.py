@@ -1,0 +1,67 @@
+"""The command `fscil`. Each module in `fscil.commands` brings its own sub-commands; nothing is listed here.
+
+A command module imports nothing heavy at its top (`fscil --help` imports them all) and says
+
+    COMMANDS = {"run": run}        # name -> function; its signature and docstring are the options and the help
+    PANEL = "Experiments"          # the heading it appears under, one of PANELS
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from typing import Annotated
+
+import typer
+
+from fscil import __version__, commands
+from fscil.errors import UserError
+
+PANELS = ("Experiments", "Your own photos", "Look around")  # order of the headings
+
+app = typer.Typer(
+    name="fscil",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fscil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Few-shot class-incremental learning on pretrained Vision Transformers.
+
+    Start with `fscil run`: SMP on the built-in benchmark, no data or network needed.
+    """
+
+
+def _add_commands() -> None:
+    names = [found.name for found in pkgutil.iter_modules(commands.__path__)]
+    modules = [importlib.import_module(f"{commands.__name__}.{name}") for name in names]
+    for module in sorted(modules, key=lambda module: PANELS.index(module.PANEL)):
+        for name, function in module.COMMANDS.items():
+            app.command(name, rich_help_panel=module.PANEL)(function)
+
+
+_add_commands()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. A UserError is one line on stderr and exit status 2."""
+    try:
+        app(arguments)
+    except UserError as error:
+        print(f"fscil: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

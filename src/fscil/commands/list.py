@@ -1,0 +1,46 @@
+"""`fscil list`: everything that can be chosen."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+PANEL = "Look around"
+
+
+class Kind(str, Enum):
+    methods = "methods"
+    datasets = "datasets"
+    backbones = "backbones"
+    recipes = "recipes"
+
+
+def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List methods, datasets, backbones or recipes.
+
+    **Examples**
+
+    `fscil list methods`
+
+    `fscil list recipes`
+    """
+    from fscil import recipes, registry
+
+    if kind is Kind.methods:
+        rows = [(name, entry.title, entry.summary) for name, entry in registry.methods().items()]
+    elif kind is Kind.datasets:
+        rows = [(name, entry.title, entry.summary) for name, entry in registry.datasets().items()]
+    elif kind is Kind.backbones:
+        rows = [(name, entry.summary) for name, entry in registry.BACKBONES.items()]
+    else:
+        rows = [(name, recipes.load(name).summary) for name in recipes.names()]
+    widths = [max(map(len, column)) for column in list(zip(*rows))[:-1]]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]).rstrip())
+    if kind is Kind.backbones:
+        print("\nAny other plain ViT of timm works as well; name it as arch.tag.")
+
+
+COMMANDS = {"list": list_choices}

@@ -1,0 +1,145 @@
+"""`fscil run`: one method on one dataset with one seed."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+PANEL = "Experiments"
+
+
+def run(
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="See `fscil list methods`. Default: smp.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", help="See `fscil list datasets`. Default: glyphs.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="`arch.tag` of timm, or one of `fscil list backbones`. Default: the dataset's.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Local safetensors file of the backbone."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Chooses shots, initial weights and draws. Default: 2023.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", "-r", help="A recipe by name or file. Default: the one of dataset and method."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a setting; may be repeated."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Smoke run: so many images per base class, and per class to test on."),
+    ] = None,
+    data_root: Annotated[str | None, typer.Option(metavar="DIR", help="Where the dataset lies.")] = None,
+    shots_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Use exactly the shots of this ledger (a run's shots.json).")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Run folder. Default: a new one under runs/.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a stopped run.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Apply the recipe's `fast:` block: a quick look.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, bf16.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the final table.")] = False,
+) -> None:
+    """Run a method on a dataset: base task, every few-shot task, evaluation after each.
+
+    Without any option: SMP on the built-in glyphs, about two minutes on two CPU cores.
+
+    **Examples**
+
+    `fscil run --method baseline --seed 2024`
+
+    `fscil run --dataset cifar100 --data-root data/cifar`
+
+    `fscil run --recipe glyphs/smp_full --set options.rank=4 --set transform.scale=[0.3,1]`
+
+    `fscil run --dataset cub200 --data-root data/cub --set runtime.micro_batch=8 --set runtime.checkpointing=true`
+
+    `fscil run --resume runs/glyphs-smp-seed2023-1`
+    """
+    from fscil.config import read_config, resolve
+    from fscil.display import LiveDisplay, output_console, session_table
+    from fscil.errors import UserError
+
+    flags: dict[str, Any] = {"backbone": backbone, "weights": weights, "seed": seed}
+    nested = {
+        "data": {"root": data_root, "limit": limit, "shots_file": shots_file},
+        "runtime": {"device": device, "precision": precision},
+    }
+    for group, values in nested.items():
+        flags[group] = {key: value for key, value in values.items() if value is not None} or None
+    chosen = {key: value for key, value in {"method": method, "dataset": dataset, **flags}.items() if value is not None}
+
+    if resume is not None:
+        if output is not None:
+            raise UserError("--resume and --output exclude each other: a resumed run stays in its folder")
+        stored = _stored(resume, read_config)
+        if recipe or fast:
+            raise UserError("--resume takes the settings of the run folder; leave --recipe and --fast out")
+        config = _on_top(stored, settings or [], chosen)
+    else:
+        config = resolve(recipe=recipe, settings=settings or [], fast=fast, **chosen)
+
+    display = LiveDisplay(quiet=quiet)
+    from fscil import protocol
+
+    folder = resume or output or protocol.new_folder(config)
+    display.line(f"{config.method} on {config.dataset}, {config.backbone}, seed {config.seed} -> {folder}")
+    try:
+        with _stoppable():
+            results = protocol.run(config, folder, resume=resume is not None, display=display, announce=not quiet)
+    except KeyboardInterrupt:
+        display.close()
+        started = (folder / "config.yaml").exists()
+        advice = f"go on with: fscil run --resume {folder}" if started else "nothing was written yet"
+        print(f"stopped; {advice}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    averaging = config.evaluation.hacc
+    title = f"{config.method} on {config.dataset}, seed {config.seed}"
+    output_console().print(session_table(results.sessions, results.summary, averaging, title))
+    print(f"results in {results.folder}")
+
+
+def _stored(folder: Path, read_config):
+    from fscil.errors import UserError
+
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f'--resume "{folder}": not a run folder (no config.yaml in it)')
+    return read_config(folder / "config.yaml")
+
+
+def _on_top(stored, settings: list[str], chosen: dict[str, Any]):
+    """The stored configuration with what the command line says again; the protocol refuses real differences."""
+    from fscil.config import complete, merge, parse_setting
+
+    return complete(merge(stored.to_dict(), *(parse_setting(text) for text in settings), chosen))
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """A polite kill (SIGTERM) stops a run the way Ctrl-C does."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+COMMANDS = {"run": run}

@@ -1,0 +1,218 @@
+"""Strict keys, checked values, layers, recipes."""
+
+import dataclasses
+from typing import Literal
+
+import pytest
+import yaml
+
+from fscil import config as configuration
+from fscil import recipes, registry
+from fscil.config import RunConfig, build, differences, parse_setting, read_config, resolve, write_config
+from fscil.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    number: float = 1.0
+    count: int | None = None
+    kind: Literal["one", "two"] = "one"
+    switch: bool = False
+    pair: tuple[float, float] = (0.0, 1.0)
+    text: str = ""
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"number": 3}, {"number": 3.0}),
+        ({"number": "1e-3"}, {"number": 0.001}),  # YAML reads 1e-3 as text
+        ({"count": None}, {"count": None}),
+        ({"count": 4}, {"count": 4}),
+        ({"pair": [0, 2]}, {"pair": (0.0, 2.0)}),
+        ({"text": 256}, {"text": "256"}),
+    ],
+)
+def test_values_take_the_type_of_their_field(values, expected):
+    made = build(Sample, values)
+    for key, value in expected.items():
+        assert getattr(made, key) == value
+        assert type(getattr(made, key)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"number": "many"}, ["number", '"many"']),
+        ({"number": float("nan")}, ["number"]),
+        ({"number": True}, ["number", "true"]),
+        ({"count": 1.5}, ["count", "1.5"]),
+        ({"kind": "tow"}, ["kind", "one, two", '"tow"', 'Did you mean "two"?']),
+        ({"switch": 1}, ["switch", "true or false"]),
+        ({"pair": [1]}, ["pair", "[1]"]),
+        ({"pair": [1, "x"]}, ["pair[1]", '"x"']),
+        ({"swich": True}, ['"swich"', 'Did you mean "switch"?']),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(values, words):
+    with pytest.raises(UserError) as caught:
+        build(Sample, values)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "suggestion"),
+    [
+        ("sede=1", '"seed"'),
+        ("epochs=3", '"options.epochs"'),
+        ("options.epoch=3", '"options.epochs"'),
+        ("precision=fp32", '"runtime.precision"'),
+        ("transform.flipp=0", '"transform.flip"'),
+    ],
+)
+def test_unknown_keys_suggest_the_nearest(setting, suggestion):
+    with pytest.raises(UserError, match="unknown key") as caught:
+        resolve(settings=[setting])
+    assert f"Did you mean {suggestion}?" in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["options.epochs", "=3", "a..b=1", "seed=[1"])
+def test_a_setting_that_cannot_be_read_says_so(setting):
+    with pytest.raises(UserError, match="--set"):
+        parse_setting(setting)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"method": "smq"}, 'unknown method "smq". Did you mean "smp"?'),
+        ({"dataset": "cifar10"}, 'unknown dataset "cifar10". Did you mean "cifar100"?'),
+        ({"recipe": "glyphs/smp_ful"}, 'unknown recipe "glyphs/smp_ful". Did you mean "glyphs/smp_full"?'),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(names, message):
+    with pytest.raises(UserError) as caught:
+        resolve(**names)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "setting", ["seed=-1", "transform.scale=[0.5,2]", "transform.flip=2", "runtime.micro_batch=0", "data.shots=0"]
+)
+def test_values_out_of_range_are_refused(setting):
+    with pytest.raises(UserError) as caught:
+        resolve(settings=[setting])
+    assert setting.split("=")[0] in str(caught.value)
+
+
+def test_layers_lie_in_the_stated_order(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("method: smp\nseed: 7\noptions: {epochs: 4, lr: 0.5, rank: 3}\nfast: {options: {epochs: 2}}\n")
+    slow = resolve(recipe=str(recipe))
+    assert (slow.seed, slow.options["epochs"], slow.options["momentum"]) == (7, 4, 0.9)
+    quick = resolve(recipe=str(recipe), fast=True, settings=["options.lr=1e-2", "seed=8"], seed=9)
+    assert (quick.seed, quick.options["epochs"], quick.options["lr"], quick.options["rank"]) == (9, 2, 0.01, 3)
+    assert quick.recipe.endswith("+fast") and not slow.recipe.endswith("+fast")
+
+
+def test_a_recipe_of_a_relative_does_not_undo_what_makes_the_method(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("method: smp\noptions: {calibration: mpcc, epochs: 4}\n")
+    config = resolve(method="miam", recipe=str(recipe))
+    assert (config.options["calibration"], config.options["epochs"]) == ("prototypes", 4)
+    recipe.write_text("method: miam\noptions: {calibration: mpcc}\n")  # its own recipe may
+    assert resolve(method="miam", recipe=str(recipe)).options["calibration"] == "mpcc"
+
+
+def test_variants_follow_the_recipe_of_their_family():
+    assert resolve(method="closed_form").recipe == "glyphs/smp"
+    assert resolve(method="closed_form").options["calibration"] == "closed_form"
+    assert resolve(method="baseline").options["learnable_scale"] is True
+
+
+@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("fast", [False, True])
+def test_every_recipe_loads_strictly_and_describes_itself(name, fast):
+    recipe = recipes.load(name)
+    text = (recipes.FOLDER / f"{name}.yaml").read_text()
+    for heading in ("# Command:", "# Source:", "# Expected:", "# Time:"):
+        assert heading in text
+    assert recipe.values["dataset"] == name.split("/")[0]
+    method = recipe.values.get("method")
+    if method is not None and method not in registry.methods():
+        pytest.skip(f"method {method} is not here")
+    resolve(recipe=name, fast=fast)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batch", "decay"), [("cifar100", 48, 5e-4), ("imagenet_r", 24, 5e-3), ("cub200", 24, 5e-3)]
+)
+@pytest.mark.parametrize("method", ["smp", "baseline"])
+def test_the_paper_s_recipes_hold_the_paper_s_values(dataset, batch, decay, method):
+    config = resolve(dataset=dataset, method=method)
+    options = config.options
+    assert (options["batch_size"], options["weight_decay"], options["epochs"]) == (batch, decay, 20)
+    assert (options["lr"], options["momentum"], options["rank"]) == (0.01, 0.9, 10)
+    assert config.backbone == "vit_base_patch16_224.augreg_in21k_ft_in1k"
+    assert (config.transform.scale, config.transform.flip, config.transform.normalize) == ((0.05, 1.0), 0.5, "auto")
+    if method == "smp":
+        assert (options["scale"], options["margin"], options["calibration_epochs"]) == (16, 0.2, 5)
+        assert (options["calibration_lr"], options["views"], options["covariance_eps"]) == (1e-3, None, 1e-3)
+    else:
+        assert (options["scale"], options["learnable_scale"], options["margin"]) == (1, True, 0)
+
+
+def test_the_full_glyph_recipe_cuts_nothing():
+    full, paper = resolve(recipe="glyphs/smp_full").options, resolve(dataset="cifar100").options
+    assert full == paper
+
+
+def test_a_configuration_survives_its_file(tmp_path):
+    config = resolve(method="miam", settings=["options.lr=0.5", "data.shots=3"])
+    write_config(tmp_path / "config.yaml", config)
+    assert read_config(tmp_path / "config.yaml") == config
+    content = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert set(content["options"]) == {f.name for f in dataclasses.fields(registry.method_class("miam").Options)}
+
+
+def test_a_file_of_a_newer_version_or_with_a_foreign_key_is_refused(tmp_path):
+    path = tmp_path / "config.yaml"
+    write_config(path, resolve())
+    text = path.read_text()
+    path.write_text(text.replace("format_version: 1", "format_version: 99"))
+    with pytest.raises(UserError, match="format version 99.*Upgrade"):
+        read_config(path)
+    path.write_text(text + "colour: red\n")
+    with pytest.raises(UserError, match="colour"):
+        read_config(path)
+    path.write_text("- 1\n- 2\n")
+    with pytest.raises(UserError, match="mapping"):
+        read_config(path)
+
+
+def test_only_what_changes_results_counts_as_a_difference():
+    config = resolve()
+    moved = resolve(settings=["data.root=/elsewhere", "runtime.device=cpu", "runtime.eval_batch=7"])
+    assert differences(config, moved) == [] and config.fingerprint() == moved.fingerprint()
+    other = resolve(settings=["options.rank=4"])
+    assert differences(config, other) == ["options.rank: 10 -> 4"] and config.fingerprint() != other.fingerprint()
+
+
+def test_entries_of_other_packages_are_found(monkeypatch):
+    entry = registry.MethodEntry("fscil.methods.smp:SMP", "Mine", "a method of another package", {"rank": 3})
+    monkeypatch.setattr(registry, "_third_party", lambda group: {"mine": entry} if group == "fscil.methods" else {})
+    assert "mine" in registry.methods()
+    assert resolve(method="mine").options["rank"] == 3
+
+
+def test_every_method_s_options_are_its_own():
+    for name, entry in registry.methods().items():
+        fields = {item.name for item in dataclasses.fields(registry.method_class(name).Options)}
+        assert set(entry.options) <= fields, name
+
+
+def test_known_keys_cover_the_dataclasses():
+    keys = configuration.known_keys()
+    assert {"seed", "data.shots", "runtime.checkpointing", "transform.scale", "evaluation.hacc"} <= set(keys)
+    assert build(RunConfig, {}) == RunConfig()
