@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fscil.data.pixels import ImageStore
 
 MAX_PIXELS = 89_478_485  # a 256 MiB picture of 24 bits; also where Pillow begins to warn
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
 SHOWN = 50  # unreadable images that an error names
 
@@ -158,6 +158,7 @@ def _decode_to_disk(files, names, pixels_path: Path, index_path: Path, short_sid
         except DecodeError as error:
             return f"{name} ({str(error).removeprefix(f'{file}: ')})"
 
+    Image.init()  # all decoders, before threads ask for them
     sizes, kept, bad = [], [], []
     with atomic_path(pixels_path) as aside, open(aside, "wb") as out:
         index_path.unlink(missing_ok=True)

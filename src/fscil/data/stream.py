@@ -155,7 +155,7 @@ def make_stream(
     base, base_kept = pixels(base_positions)
     tasks = [Task(0, tuple(range(sizes[0])), base, labels(base_kept))]
     all_shots = [at for task in sorted(shot_positions) for at in shot_positions[task]]
-    shots_kept: list[int] = []
+    row: dict[int, int] = {}  # of the shots' store, by position in the manifest
     if all_shots:
         shots, shots_kept = pixels(all_shots)
         row = {at: number for number, at in enumerate(shots_kept)}
@@ -166,12 +166,12 @@ def make_stream(
     test, test_kept = pixels(test_positions)
 
     wanted = base_positions + all_shots + test_positions
-    skipped = sorted(str(manifest.entries[at].image) for at in set(wanted) - {*base_kept, *shots_kept, *test_kept})
+    skipped = sorted(str(manifest.entries[at].image) for at in set(wanted) - {*base_kept, *row, *test_kept})
     test_labels = labels(test_kept)
     if skipped:
         _every_class_left(tasks, test_labels, names)
         ledger = {
-            task: {name: [i for i in images if str(i) not in set(skipped)] for name, images in classes.items()}
+            task: {name: [image for image in images if position[image] in row] for name, images in classes.items()}
             for task, classes in ledger.items()
         }
     about = {
