@@ -29,7 +29,10 @@ def made_up_result(
         labels = np.repeat(np.arange(seen), per_class)
         topk = simulated_predictions(rng, labels, base, seen, *accuracy)
         session = evaluate_session(labels, topk, base, seen, way)
-        sessions.append({"task": task, **session, "seconds": 30.0 + task, "peak_memory": 3 * 10**8})
+        measured = {"seconds": 30.0 + task, "learning_seconds": 28.0, "evaluation_seconds": 2.0 + task}
+        measured |= {"peak_memory": 3 * 10**8, "peak_gpu_memory": None}
+        measured |= {"trainable_parameters": 737280, "stored_images": 0, "stored_bytes": 0, "diagnostics": {}}
+        sessions.append({"session": task, **session, **measured})
     return {
         "config": {
             "method": method,
@@ -41,6 +44,6 @@ def made_up_result(
             **config,
         },
         "sessions": sessions,
-        "summary": {**summarise(sessions), "stored_images": 0, "trainable_parameters": 737280},
+        "summary": summarise(sessions),
         "environment": {"python": "3.11", "torch": "2.6.0"},
     }

@@ -81,6 +81,10 @@ def _summary(key: str) -> Callable[[Result], float | None]:
     return lambda result: result["summary"].get(key)
 
 
+def _last(key: str) -> Callable[[Result], float | None]:
+    return lambda result: result["sessions"][-1].get(key)
+
+
 def _hacc(averaging: Averaging) -> Callable[[Result], float | None]:
     return lambda result: result["summary"]["hacc"][averaging.value]
 
@@ -99,8 +103,8 @@ METRICS: dict[str, Metric] = {
     "top5": Metric(Column("Top-5"), _summary("top5")),
     "fnr": Metric(Column("FNR", better="low"), _summary("fnr"), "fnr"),
     "fpr": Metric(Column("FPR", better="low"), _summary("fpr"), "fpr"),
-    "stored_images": Metric(Column("Stored images", digits=0, better=None), _summary("stored_images")),
-    "trainable_parameters": Metric(Column("Trainable", digits=0, better=None), _summary("trainable_parameters")),
+    "stored_images": Metric(Column("Stored images", digits=0, better=None), _last("stored_images")),
+    "trainable_parameters": Metric(Column("Trainable", digits=0, better=None), _last("trainable_parameters")),
     "minutes": Metric(
         Column("Minutes", better=None),
         lambda result: sum(session.get("seconds") or 0.0 for session in result["sessions"]) / 60,
