@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from fscil.checkpoint import read_json, write_json
+from fscil.checkpoint import FORMAT_VERSION, atomic_write, read_json
 from fscil.errors import UserError
 
 TRAIN, TEST = "train", "test"
@@ -77,7 +77,11 @@ class Manifest:
         return found
 
     def save(self, path: str | os.PathLike) -> None:
-        write_json(path, {"kind": "split", "split_hash": self.hash, **self._as_dict()})
+        """Write it as JSON, one image a line."""
+        about = {"format_version": FORMAT_VERSION, "kind": "split", "split_hash": self.hash, **self._as_dict()}
+        entries = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in about.pop("entries"))
+        head = json.dumps(about, ensure_ascii=False)
+        atomic_write(path, f'{head[:-1]}, "entries": [\n{entries}\n]}}\n')
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Manifest:
