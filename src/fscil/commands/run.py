@@ -45,6 +45,11 @@ def run(
     shots_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Use exactly the shots of this ledger (a run's shots.json).")
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="full|256", help="Keep images whole, or reduced to this short side. Default: 256."),
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Run folder. Default: a new one under runs/.")
     ] = None,
@@ -76,7 +81,13 @@ def run(
 
     flags: dict[str, Any] = {"backbone": backbone, "weights": weights, "seed": seed}
     nested = {
-        "data": {"root": data_root, "limit": limit, "shots_file": shots_file},
+        "data": {
+            "root": data_root,
+            "limit": limit,
+            "shots_file": shots_file,
+            "store": store,
+            "skip_bad": skip_bad or None,
+        },
         "runtime": {"device": device, "precision": precision},
     }
     for group, values in nested.items():
