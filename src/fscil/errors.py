@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: the command line prints its text, without a traceback, and exits with status 2."""
+    """A mistake in what was asked for: the command line prints its text alone, no traceback, and exits with 2."""
 
 
 def nearest(name: object, choices: Iterable[str]) -> str:
