@@ -91,7 +91,7 @@ METHODS: dict[str, MethodEntry] = {
         _SMP, "MIAM + closed form", "merged adapters, training-free calibration", {"calibration": "closed_form"}, "smp"
     ),
     "icarl": _comparator("icarl", "ICaRL", "iCaRL", "full fine-tuning, stored exemplars, distillation, nearest mean"),
-    "foster": _comparator("foster", "Foster", "FOSTER", "boosting with a second backbone, then compression; exemplars"),
+    "foster": _comparator("foster", "FOSTER", "FOSTER", "boosting with a second backbone, then compression; exemplars"),
     "cec": _comparator("cec", "CEC", "CEC", "graph-attention classifier trained on pseudo-incremental episodes"),
     "fact": _comparator("fact", "FACT", "FACT", "virtual prototypes and manifold mixup reserve room for new classes"),
     "teen": _comparator("teen", "TEEN", "TEEN", "new prototypes pulled towards similar base prototypes"),
