@@ -112,6 +112,23 @@ def class_roots(
     return packed_roots(class_covariances(features, labels, classes, unbiased), eps)
 
 
+def covariance_roots(roots: Roots, label: int, covariance: Tensor, eps: float) -> Roots:
+    """`roots` with the root of one class made anew from its covariance (without ε); a low-rank basis widens as needed."""
+    if roots.packed is not None:
+        packed = roots.packed.clone()
+        packed[label] = packed_roots(covariance[None], eps)[0].packed[0]
+        return Roots(roots.dim, packed=packed)
+    values, vectors = torch.linalg.eigh(covariance)  # ascending
+    rank = max(1, int((values > values[-1] * roots.dim * torch.finfo(values.dtype).eps).sum()))
+    values, vectors = values[-rank:].clamp(min=0), vectors[:, -rank:]
+    spare = max(0, rank - roots.basis.shape[2])
+    basis = torch.cat([roots.basis, roots.basis.new_zeros(len(roots), roots.dim, spare)], 2)
+    spread = torch.cat([roots.spread, roots.spread.new_zeros(len(roots), spare)], 1)
+    basis[label], spread[label] = 0, 0
+    basis[label, :, :rank], spread[label, :rank] = vectors, (values + eps).sqrt() - eps**0.5
+    return Roots(roots.dim, basis=basis, spread=spread, floor=roots.floor)
+
+
 def densest_half(z: Tensor, keep: int) -> Tensor:
     """The `keep` draws of smallest norm along axis −2, in their original order: (…, m, d) -> (…, keep, d)."""
     order = z.square().sum(-1).argsort(-1)[..., :keep].sort(-1).values

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
+from fscil.errors import UserError
 from fscil.runtime import Runtime
 
 
@@ -29,6 +30,7 @@ class Method(nn.Module):
 
     Options: type = NoOptions
     features_fixed = False
+    can_refine = False  # `learn` takes further images of known classes too, and `forget` exists
 
     def __init__(self, backbone: Backbone, options: Any, runtime: Runtime):
         super().__init__()
@@ -49,6 +51,10 @@ class Method(nn.Module):
 
     def learn(self, task: Task) -> None:
         raise NotImplementedError
+
+    def forget(self, label: int) -> None:
+        """Removes a class; the labels above it move down by one."""
+        raise UserError(f"method {type(self).__name__} cannot forget a class; use smp or closed_form, or fit again.")
 
     def logits(self, images: Pixels) -> Tensor:
         """Scores (n, seen classes) of images."""
@@ -102,12 +108,17 @@ class Method(nn.Module):
         self.tasks_seen = self.tasks_seen + 1
 
     # ---- shared passes ----
-    def extract(self, images: Pixels, function: Callable[[Tensor], Tensor], description: str = "features") -> Tensor:
-        """Rows of `function(plain images)` over all images, in order, shared out over the processes."""
+    def extract(
+        self, images: Pixels, function: Callable[..., Tensor], description: str = "features", *aligned: Tensor
+    ) -> Tensor:
+        """Rows of `function(plain images, *rows of aligned)` over all images, in order, shared out over the processes."""
         runtime = self.runtime
         mine = torch.tensor(list(runtime.share(len(images))), dtype=torch.int64)
         with torch.no_grad():
-            parts = [function(images.plain(p)) for p in runtime.track(mine.split(runtime.batch_size_eval), description)]
-        if not parts:
-            parts = [function(images.plain(torch.zeros(1, dtype=torch.int64)))[:0]]
+            parts = [
+                function(images.plain(p), *(rows[p.to(rows.device)] for rows in aligned))
+                for p in runtime.track(mine.split(runtime.batch_size_eval), description)
+            ]
+            if not parts:
+                parts = [function(images.plain(torch.zeros(1, dtype=torch.int64)), *(rows[:1] for rows in aligned))[:0]]
         return runtime.gather_rows(torch.cat(parts), len(images))

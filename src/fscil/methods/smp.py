@@ -22,12 +22,13 @@ from fscil.backbones.lora import LoRA
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
+from fscil.errors import UserError
 from fscil.maths.discriminant import discriminant, pooled_covariance
 from fscil.maths.fisher import block_norms
-from fscil.maths.gaussians import Roots, class_roots, densest_half
+from fscil.maths.gaussians import Roots, class_roots, covariance_roots, densest_half
 from fscil.maths.margins import cosine, cosine_schedule, margin_loss, rotation
 from fscil.maths.merging import merge_factors, merge_weights
-from fscil.maths.prototypes import class_means, nearest_rows
+from fscil.maths.prototypes import class_means, combine_moments, nearest_rows
 from fscil.methods.adapters import Streams, StreamSpec, fisher_information, train_streams
 from fscil.methods.base import Method
 from fscil.methods.training import Schedule
@@ -92,6 +93,7 @@ class SMP(Method):
 
     Options = SMPOptions
     features_fixed = True
+    can_refine = True
 
     def __init__(self, backbone: Backbone, options: SMPOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
@@ -161,6 +163,7 @@ class SMP(Method):
                 features, labels, self.seen, o.covariance_eps, o.covariance == "unbiased", o.covariance_form
             )
             self._store_roots(roots)
+            self.roots_floor = torch.tensor([eps**0.5], dtype=torch.float64)  # √ε, in either form of the roots
             norms = [float(t.norm(dim=1).mean()) for t in (self.prototypes, self.trained_rows)]
             self._diagnostics |= {"covariance_eps": eps, "prototype_norm": norms[0], "trained_row_norm": norms[1]}
         if o.calibration == "closed_form":
@@ -191,8 +194,11 @@ class SMP(Method):
         before = torch.cat([self.class_counts, self.class_counts.new_zeros(max(0, int(task.labels.max()) + 1 - known))])
         self.count_classes(task)
         labels = task.labels.to(self.runtime.device)
-        means = self._new_means(task, labels)
+        features = self.features(task.images)
+        means = self._new_means(task, features, labels)
         old = torch.cat([self.prototypes, torch.zeros_like(means[known:])])
+        if self.options.calibration == "mpcc":
+            self._refine_covariances(features, labels, before)
         gained = (self.class_counts - before).to(old.dtype)[:, None]
         self.prototypes = old + (means - old) * gained / self.class_counts.to(old.dtype)[:, None]
         touched = torch.unique(labels)
@@ -205,10 +211,9 @@ class SMP(Method):
         if self.options.calibration == "mpcc":
             self._calibrate(task, labels, touched)
 
-    def _new_means(self, task: Task, labels: Tensor) -> Tensor:
+    def _new_means(self, task: Task, features: Tensor, labels: Tensor) -> Tensor:
         """Mean feature of each class of the task; zeros for classes without images in it: (seen, d)."""
         o = self.options
-        features = self.features(task.images)
         if o.calibration != "closed_form":
             return class_means(self._prototype_features(task, features), labels, self.seen)
         features = self._closed_form_space(features)
@@ -222,11 +227,45 @@ class SMP(Method):
     def _borrow(self, known: int) -> None:
         """Each new class uses the covariance of the base class nearest in cosine (Eq. 15); base classes keep their own."""
         base = len(self.trained_rows)
-        donors = self.prototypes[: known if self.options.borrow_from == "all" else base]
-        choice = nearest_rows(self.prototypes[base:], donors)
+        if base == 0:  # every base class was forgotten; only calibrations that borrow nothing come here
+            self.donor = self.donor.new_zeros(self.seen)
+            return
+        choice = nearest_rows(self.prototypes[base:], self.prototypes[:base])
+        if self.options.borrow_from == "all":  # from any class that came before, never from itself
+            pairs = ((self.prototypes[c : c + 1], self.prototypes[: min(c, known)]) for c in range(base, self.seen))
+            choice = torch.cat([choice[:0], *(nearest_rows(own, earlier) for own, earlier in pairs)])
         self.donor = torch.cat([torch.arange(base, device=choice.device), choice])
         while bool((self.donor >= base).any()):  # a donor that itself borrows passes on what it holds
             self.donor = self.donor[self.donor]
+
+    def _refine_covariances(self, features: Tensor, labels: Tensor, before: Tensor) -> None:
+        """More images of a base class also refine its covariance, by Chan's formula on counts `before` them."""
+        unbiased, eps = self.options.covariance == "unbiased", float(self.roots_floor) ** 2
+        for label in torch.unique(labels[labels < len(self.trained_rows)]):
+            own, count = features[labels == label], int(before[label])
+            centred = own - own.mean(0)
+            eye = torch.eye(own.shape[1], device=own.device, dtype=own.dtype)
+            scatter = (self.roots.covariance(label[None])[0] - eps * eye) * max(1, count - unbiased)
+            total, _, scatter = combine_moments(
+                count, self.prototypes[label], scatter, len(own), own.mean(0), centred.T @ centred
+            )
+            self._store_roots(covariance_roots(self.roots, int(label), scatter / max(1, total - unbiased), eps))
+
+    def forget(self, label: int) -> None:
+        """Removes a class; later labels move down by one, and classes that borrowed its covariance choose again."""
+        base = len(self.trained_rows)
+        if self.options.calibration == "mpcc" and label < base == 1:
+            raise UserError("the last base class cannot be forgotten: every class taught since borrows its covariance.")
+        keep = torch.arange(self.seen, device=self.rows.device) != label
+        self.class_counts, self.prototypes, self.rows = (
+            tensor[keep] for tensor in (self.class_counts, self.prototypes, self.rows)
+        )
+        if label < base:
+            self.trained_rows = self.trained_rows[keep[:base]]
+            for part in ("packed", "basis", "spread"):
+                if (tensor := getattr(self, f"roots_{part}")) is not None:
+                    setattr(self, f"roots_{part}", tensor[keep[:base]])
+        self._borrow(self.seen)
 
     def _calibrate(self, task: Task, labels: Tensor, current: Tensor) -> None:
         """MPCC: trains all classifier rows under the margin on real and Gaussian features (Eq. 16-18; 4.5)."""
