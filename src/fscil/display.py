@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class LiveDisplay:
         self.quiet = quiet
         self.active = self.console.is_terminal and not quiet
         self._progress: Progress | None = None
-        self._depth = 0
+        self._bars: list[TaskID] = []
         self._fields: dict[str, Any] = {}
 
     def track(self, iterable: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
@@ -39,19 +39,29 @@ class LiveDisplay:
         if total is None and hasattr(iterable, "__len__"):
             total = len(iterable)  # type: ignore[arg-type]
         progress = self._open()
-        bar = progress.add_task(description, total=total, fields="", visible=False)
-        began = time.monotonic()
-        self._depth += 1
+        bar = progress.add_task(description, total=total, fields="", visible=bool(self._bars))
+        began, done = time.monotonic(), 0
+        self._bars.append(bar)
         try:
             for item in iterable:
                 yield item
-                visible = self._depth > 1 or time.monotonic() - began > SHOW_AFTER
-                progress.update(bar, advance=1, fields=self._text(), visible=visible)
+                done += 1
+                visible = len(self._bars) > 1 or time.monotonic() - began > SHOW_AFTER
+                progress.update(bar, completed=done, fields=self._text(), visible=visible)
+                self._pull_along(progress)
         finally:
             progress.remove_task(bar)
-            self._depth -= 1
-            if self._depth == 0:
+            self._bars.remove(bar)
+            if not self._bars:
                 self.close()
+
+    def _pull_along(self, progress: Progress) -> None:
+        """The outer bar moves with the inner one, so that the time it has left is known before its first step ends."""
+        if len(self._bars) > 1:
+            outer, inner = progress.tasks[-2], progress.tasks[-1]
+            if inner.total and outer.total:
+                share = min(inner.completed / inner.total, 0.999)
+                progress.update(outer.id, completed=int(outer.completed) + share, fields="", visible=True)
 
     def report(self, **fields: Any) -> None:
         """Live figures beside the bars, such as report(loss=0.31, images_per_s=1200)."""

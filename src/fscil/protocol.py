@@ -97,8 +97,8 @@ def run(
     """Run `config` and keep it in `folder` (a new one under runs/ by default).
 
     With `resume`, go on where a former call in `folder` stopped; the numbers are those of an uninterrupted run.
-    `stream` and `backbone` may be given when several runs share them; `announce` prints an estimate of time and memory
-    first; `runtime` has services for the Runtime, such as {"shelf": …}.
+    `stream` and `backbone` may be given when several runs share them; `announce` says what is about to
+    happen and how much time and memory it may take; `runtime` has services for the Runtime, such as {"shelf": …}.
     """
     display = display or LiveDisplay(quiet=True)
     place = make_runtime(config, display, **dict(runtime or {}))
@@ -108,33 +108,42 @@ def run(
     elif place.is_main:
         _check_new(folder)
 
-    dataset = load_dataset(config.dataset, config.data) if stream is None else None
-    if backbone is None:
-        backbone = make_backbone(config.backbone, config.weights, config.transform.size)
-    transform = make_transform(config.transform, backbone)
-    config = _filled(config, transform, dataset, place)
-    if resume:
-        _check_same(folder, config)
-    if dataset is not None:
-        stream = make_stream(dataset, config.data, transform, config.seed, place.device)
-    backbone.prepare(place)
-    cls = registry.method_class(config.method)
-    method: Method = cls(backbone, build(cls.Options, config.options, "options."), place)
-    if announce:
-        from fscil.estimate import estimate
-
-        display.line(str(estimate(config, stream, backbone, place)))
-
     with _own(folder, place.is_main):
+        dataset = load_dataset(config.dataset, config.data) if stream is None else None
+        if backbone is None:
+            backbone = make_backbone(config.backbone, config.weights, config.transform.size)
+        transform = make_transform(config.transform, backbone)
+        config = _filled(config, transform, dataset, place)
+        if resume:
+            _check_same(folder, config)
+        if dataset is not None:
+            stream = make_stream(dataset, config.data, transform, config.seed, place.device)
+        backbone.prepare(place)
+        cls = registry.method_class(config.method)
+        method: Method = cls(backbone, build(cls.Options, config.options, "options."), place)
+
         record = RunRecord(folder, config, stream, place)
         if resume:
             record.reopen(method)
         elif place.is_main:
             record.open()
         place.wait()
+        if announce and place.is_main:
+            _announce(record, backbone, display)
         _learn_all(method, stream, place, record, config, display)
-        results = record.finish(method, backbone, transform)
-    return results
+        return record.finish(method, backbone, transform)
+
+
+def _announce(record: RunRecord, backbone: Backbone, display: LiveDisplay) -> None:
+    """What is about to happen, and how long it may take."""
+    from fscil.estimate import estimate
+
+    config, done = record.config, len(record.sessions)
+    display.line(f"{config.method} on {config.dataset}, {config.backbone}, seed {config.seed} -> {record.folder}")
+    if done:
+        display.line(f"resuming after session {done - 1} of {len(record.stream.tasks) - 1}")
+    else:
+        display.line(str(estimate(config, record.stream, backbone, record.runtime)))
 
 
 def _learn_all(
@@ -463,7 +472,7 @@ def _own(folder: Path, is_main: bool) -> Iterator[None]:
         return
     from filelock import FileLock, Timeout
 
-    created = not folder.exists()
+    created = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", timeout=0)
@@ -479,5 +488,5 @@ def _own(folder: Path, is_main: bool) -> Iterator[None]:
             (folder / ".lock").unlink(missing_ok=True)
         lock.release()
         with contextlib.suppress(OSError):
-            if created:
-                folder.rmdir()  # only when nothing came of it: a folder with anything in it stays
+            for place in created:
+                place.rmdir()  # only when nothing came of it: a folder with anything in it stays

@@ -108,7 +108,6 @@ def run(
     from fscil import protocol
 
     folder = resume or output or protocol.new_folder(config)
-    display.line(f"{config.method} on {config.dataset}, {config.backbone}, seed {config.seed} -> {folder}")
     try:
         with _stoppable():
             results = protocol.run(config, folder, resume=resume is not None, display=display, announce=not quiet)
