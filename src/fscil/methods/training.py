@@ -100,7 +100,8 @@ def train(
             runtime.track(batches, f"epoch {epoch + 1}/{schedule.epochs}", len(batches))
         ):
             share = positions[list(runtime.share(len(positions)))]
-            for part in share.split(runtime.micro_batch or len(share) or 1):
+            # a batch smaller than the number of processes leaves some of them without a share
+            for part in share.split(runtime.micro_batch or len(share)) if len(share) else ():
                 batch = Batch(images.augmented(part, epoch), labels[part.to(labels.device)], part.to(labels.device))
                 if extras is not None:
                     batch = replace(batch, extras=extras(part, epoch, number))
