@@ -384,15 +384,17 @@ def _number(value: float, column: Column) -> str:
     return text.replace("-", "−")
 
 
-def _text(value: Value, column: Column, bold: tuple[str, str] = ("", ""), plus_minus: str = " ± ") -> str:
+def format_value(value: Value, column: Column, bold: tuple[str, str] = ("", "")) -> str:
+    """A value as it is printed, `bold` around its mean where it is a best one."""
     centre = _number(value.mean, column)
     text = f"{bold[0]}{centre}{bold[1]}" if value.bold else centre
     if value.interval is not None:
         return f"{text} [{_number(value.interval[0], column)}, {_number(value.interval[1], column)}]"
-    return text if value.spread is None else f"{text}{plus_minus}{value.spread:.{column.digits}f}"
+    return text if value.spread is None else f"{text} ± {value.spread:.{column.digits}f}"
 
 
-def _label(row: Row) -> str:
+def row_label(row: Row) -> str:
+    """What stands in front of a row."""
     return f"{row.label}, paper" if row.kind == "paper" else row.label
 
 
@@ -408,10 +410,10 @@ def to_markdown(table: Table) -> str:
     lines.append(line(["---", *("---:" for _ in table.columns)]))
     for row in table.rows:
         cells = [
-            _text(row.values[key], column, ("**", "**")) if key in row.values else ""
+            format_value(row.values[key], column, ("**", "**")) if key in row.values else ""
             for key, column in table.columns.items()
         ]
-        lines.append(line([escaped(_label(row)), *cells]))
+        lines.append(line([escaped(row_label(row)), *cells]))
     if table.notes:
         lines += ["", escaped(" ".join(table.notes))]
     return "\n".join(lines) + "\n"
@@ -465,7 +467,7 @@ def to_latex(table: Table) -> str:
         return column.latex or _latex(column.title)
 
     def cell(value: Value, column: Column) -> str:
-        text = _latex(_text(replace(value, bold=False), column)).replace(r" $\pm$ ", r"\,$\pm$\,")
+        text = _latex(format_value(replace(value, bold=False), column)).replace(r" $\pm$ ", r"\,$\pm$\,")
         number = _latex(_number(value.mean, column))
         return text.replace(number, rf"\textbf{{{number}}}", 1) if value.bold else text
 
@@ -484,7 +486,7 @@ def to_latex(table: Table) -> str:
         if row.kind == "margin":
             lines.append(r"\midrule")
         cells = [cell(row.values[key], column) if key in row.values else "" for key, column in table.columns.items()]
-        lines.append(" & ".join([_latex(_label(row)), *cells]) + r" \\")
+        lines.append(" & ".join([_latex(row_label(row)), *cells]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.notes:
         lines.append(rf"\par\smallskip{{\footnotesize {_latex(' '.join(table.notes))}}}")
@@ -513,12 +515,12 @@ def to_rich(table: Table, keep: str = "all"):
     for row in table.rows:
         if row.kind == "margin":
             shown.add_section()
-        cells = [Text(_label(row))]
+        cells = [Text(row_label(row))]
         for key, column in columns.items():
             value = row.values.get(key)
             if value is not None and column.detail and keep != "all":
                 value = replace(value, spread=None)
-            cells.append(Text(_text(value, column), style="bold" if value.bold else "") if value else Text(""))
+            cells.append(Text(format_value(value, column), style="bold" if value.bold else "") if value else Text(""))
         shown.add_row(*cells, style="dim" if row.kind == "paper" else "italic" if row.kind == "margin" else None)
     return shown
 
