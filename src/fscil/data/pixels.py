@@ -18,6 +18,7 @@ from torch import Tensor
 
 BOX_ATTEMPTS = 10  # as torchvision's RandomResizedCrop.get_params
 DRAWS = 2 * BOX_ATTEMPTS + 3  # (area, ratio) per attempt, then top, left, flip
+BOX_TABLE = 500_000  # views up to this size draw an epoch's boxes in one go
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class ImageStore:
         height, width = (int(n) for n in self.sizes[0]) if uniform else (0, 0)
         packed = uniform and bool((self.offsets == torch.arange(len(self.sizes)) * height * width * 3).all())
         self._array = flat.view(-1, height, width, 3) if packed else None  # (N, H, W, 3) when every image has one size
+        # Where indices live: beside the pixels when all have one size (no batch waits for the device), else on the CPU, which pads batches.
+        self.index_device = flat.device if packed else torch.device("cpu")
+        self._sizes = self.sizes[:1].to(self.index_device) if packed else self.sizes
         self._fingerprint: str | None = None
 
     @classmethod
@@ -96,21 +100,23 @@ class ImageStore:
         moved._fingerprint = self._fingerprint
         return moved
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images `indices` (on the CPU), padded at bottom and right to one size: uint8 (B, H, W, 3), and their sizes (B, 2)."""
-        sizes = self.sizes[indices]
+    def sizes_of(self, indices: Tensor) -> Tensor:
+        """(height, width) of images, on `index_device`."""
+        return self._sizes.expand(len(indices), 2) if self._array is not None else self._sizes[indices]
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """Images `indices` (on `index_device`), padded at bottom and right to one size: uint8 (B, H, W, 3)."""
         if self._array is not None:
-            return self._array[indices.to(self.flat.device)], sizes
+            return self._array[indices]
+        sizes, place = self.sizes[indices], self.flat.device
         height, width = (int(n) for n in sizes.amax(0))
-        place = self.flat.device
         h, w = (n.to(place).view(-1, 1, 1) for n in sizes.unbind(1))
-        rows, columns = (
-            torch.arange(height, device=place).view(1, -1, 1),
-            torch.arange(width, device=place).view(1, 1, -1),
-        )
-        # Padding re-reads the border pixel; its filter weight is zero.
-        pixel = self.offsets[indices].to(place).view(-1, 1, 1) + 3 * (rows.minimum(h - 1) * w + columns.minimum(w - 1))
-        return self.flat[pixel.unsqueeze(-1) + torch.arange(3, device=place)], sizes
+        rows = (
+            torch.arange(height, device=place).view(1, -1, 1).minimum(h - 1)
+        )  # padding re-reads the border; its weight is zero
+        columns = torch.arange(width, device=place).view(1, 1, -1).minimum(w - 1)
+        pixel = self.offsets[indices].to(place).view(-1, 1, 1) + 3 * (rows * w + columns)
+        return self.flat[pixel.unsqueeze(-1) + torch.arange(3, device=place)]
 
 
 class Pixels:
@@ -132,6 +138,8 @@ class Pixels:
         self.store, self.transform, self.seed = store, transform, seed
         self.indices = torch.arange(len(store)) if indices is None else torch.as_tensor(indices, dtype=torch.int64)
         self.device = torch.device(device)
+        self._where = self.indices.to(store.index_device)
+        self._boxes: tuple[int, Tensor] | None = None  # boxes and flips of one epoch, drawn for all images at once
         norm = torch.tensor([transform.mean, transform.std], dtype=torch.float32).view(2, 1, 3, 1, 1)
         self._mean, self._std = norm.to(self.device)
 
@@ -158,47 +166,55 @@ class Pixels:
     def raw(self, position: int) -> Tensor:
         return self.store.image(int(self.indices[position])).cpu()
 
+    @property
+    def index_device(self) -> torch.device:
+        """Where positions should live so that no batch waits for a transfer."""
+        return self.store.index_device
+
     def plain(self, positions: Tensor | Sequence[int] | None = None) -> Tensor:
         """The test transform: (B, 3, size, size) float32, normalised."""
-        images, sizes = self._fetch(positions)
+        chosen = self._where if positions is None else self._where[self._positions(positions)]
+        sizes = self.store.sizes_of(chosen)
+        short, resize = sizes.amin(1, keepdim=True), self.transform.resize
+        resized = torch.where(sizes == short, resize, resize * sizes // short)
+        # torchvision's CenterCrop rounds half to even, as torch.round does.
+        offset = torch.round((resized - self.transform.size) / 2)
         boxes = torch.cat([torch.zeros_like(sizes), sizes], 1)  # the whole image
-        short = sizes.amin(1)
-        resized = torch.where(
-            sizes == short[:, None], self.transform.resize, self.transform.resize * sizes // short[:, None]
-        )
-        # torchvision's CenterCrop rounds half to even, as Python's round does.
-        offset = torch.round((resized - self.transform.size) / 2).to(torch.int64)
-        return self._resample(images, boxes, resized, offset, None, "bicubic")
+        return self._resample(chosen, boxes.float(), resized.float(), offset, None, "bicubic")
 
     def augmented(self, positions: Tensor | Sequence[int], epoch: int | Tensor) -> Tensor:
-        """The training transform; the box and flip of an image depend on (seed, epoch, image index) alone. `epoch` may differ per image."""
-        images, sizes = self._fetch(positions)
-        indices = self.indices[torch.as_tensor(positions, dtype=torch.int64).cpu()]
-        boxes, flips = random_boxes(keyed_uniform(self.seed, epoch, indices, DRAWS), sizes, self.transform)
-        size = torch.full_like(sizes, self.transform.size)
-        return self._resample(images, boxes, size, torch.zeros_like(sizes), flips, "bilinear")
+        """The training transform; box and flip of an image depend on (seed, epoch, image index) alone. `epoch` may differ per image."""
+        positions = self._positions(positions)
+        chosen = self._where[positions]
+        if isinstance(epoch, int) and len(self) <= BOX_TABLE:
+            if self._boxes is None or self._boxes[0] != epoch:
+                self._boxes = epoch, self._draw_boxes(self._where, epoch)
+            drawn = self._boxes[1][positions]
+        else:
+            drawn = self._draw_boxes(chosen, epoch if isinstance(epoch, int) else epoch.to(chosen.device))
+        size = torch.full_like(drawn[:, :2], self.transform.size)
+        return self._resample(chosen, drawn[:, :4], size, torch.zeros_like(size), drawn[:, 4].bool(), "bilinear")
 
-    def _fetch(self, positions: Tensor | Sequence[int] | None) -> tuple[Tensor, Tensor]:
-        chosen = (
-            self.indices if positions is None else self.indices[torch.as_tensor(positions, dtype=torch.int64).cpu()]
-        )
-        images, sizes = self.store.batch(chosen)
-        return images.to(self.device, non_blocking=True), sizes
+    def _positions(self, positions: Tensor | Sequence[int]) -> Tensor:
+        return torch.as_tensor(positions, dtype=torch.int64).to(self.index_device)
+
+    def _draw_boxes(self, indices: Tensor, epoch: int | Tensor) -> Tensor:
+        """(top, left, height, width, flip) of images, float32 (B, 5)."""
+        uniform = keyed_uniform(self.seed, epoch, indices, DRAWS)
+        boxes, flips = random_boxes(uniform, self.store.sizes_of(indices), self.transform)
+        return torch.cat([boxes, flips[:, None]], 1).float()
 
     def _resample(
-        self, images: Tensor, boxes: Tensor, resized: Tensor, offset: Tensor, flips: Tensor | None, kind: str
+        self, chosen: Tensor, boxes: Tensor, resized: Tensor, offset: Tensor, flips: Tensor | None, kind: str
     ) -> Tensor:
         """Crops `boxes` (top, left, height, width), resizes each to `resized` and keeps the `size` pixels after `offset`."""
         place, size = self.device, self.transform.size
-        packed = torch.cat([boxes, resized, offset], 1)  # one transfer to the device
+        images = self.store.batch(chosen).to(place, non_blocking=True)
+        boxes, resized, offset = boxes.to(place), resized.to(place), offset.to(place)
+        rows = resampling_matrix(boxes[:, 0], boxes[:, 2], images.shape[1], resized[:, 0], offset[:, 0], size, kind)
+        columns = resampling_matrix(boxes[:, 1], boxes[:, 3], images.shape[2], resized[:, 1], offset[:, 1], size, kind)
         if flips is not None:
-            packed = torch.cat([packed, flips[:, None].long()], 1)
-        packed = packed.to(place, non_blocking=True)
-        top, left, height, width, new_height, new_width, skip_y, skip_x = packed[:, :8].float().unbind(1)
-        rows = resampling_matrix(top, height, images.shape[1], new_height, skip_y, size, kind)
-        columns = resampling_matrix(left, width, images.shape[2], new_width, skip_x, size, kind)
-        if flips is not None:
-            columns = torch.where(packed[:, 8].bool().view(-1, 1, 1), columns.flip(1), columns)
+            columns = torch.where(flips.to(place).view(-1, 1, 1), columns.flip(1), columns)
         levels = images.permute(0, 3, 1, 2).float()  # (B, 3, H, W)
         levels = (levels @ columns.transpose(1, 2).unsqueeze(1)).clamp_(
             0, 255
@@ -262,8 +278,9 @@ def random_boxes(uniform: Tensor, sizes: Tensor, transform: Transform) -> tuple[
 def keyed_uniform(seed: int, epoch: int | Tensor, indices: Tensor, draws: int) -> Tensor:
     """Uniform draws in [0, 1), float64 (B, draws), a function of (seed, epoch, index, draw) alone: a SplitMix64 counter generator."""
     step = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer: the golden-ratio increment
-    key = _mix(_mix(_mix(torch.tensor([seed], dtype=torch.int64)) + epoch * 0x1000193) + indices * step)
-    bits = _mix(key[:, None] + torch.arange(1, draws + 1) * step)
+    start = _mix(torch.full((1,), seed, dtype=torch.int64, device=indices.device))
+    key = _mix(_mix(start + epoch * 0x1000193) + indices * step)
+    bits = _mix(key[:, None] + torch.arange(1, draws + 1, device=indices.device) * step)
     return ((bits >> 11) & (2**53 - 1)).double() * 2.0**-53
 
 
