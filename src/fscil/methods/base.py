@@ -111,7 +111,7 @@ class Method(nn.Module):
     def extract(
         self, images: Pixels, function: Callable[..., Tensor], description: str = "features", *aligned: Tensor
     ) -> Tensor:
-        """Rows of `function(plain images, *rows of aligned)` over all images, in order, shared out over the processes."""
+        """Rows of `function(plain images, *their rows of aligned)`, in order, shared out over the processes."""
         runtime = self.runtime
         mine = torch.tensor(list(runtime.share(len(images))), dtype=torch.int64)
         with torch.no_grad():
