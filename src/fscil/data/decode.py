@@ -48,9 +48,7 @@ def decode_image(
                     f"{name}: {picture.width} x {picture.height} pixels are more than the {max_pixels} allowed"
                 )
             picture.load()  # raises where the data end early
-            with contextlib.suppress(Exception):  # a damaged EXIF block costs the orientation, not the picture
-                picture = ImageOps.exif_transpose(picture)
-            return np.array(_reduced(_as_rgb(picture), short_side))
+            return picture_array(picture, short_side)
     except (DecodeError, MemoryError):
         raise
     except FileNotFoundError:
@@ -59,6 +57,13 @@ def decode_image(
         raise DecodeError(f"{name}: not a picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged data
         raise DecodeError(f"{name}: {error or type(error).__name__}") from error
+
+
+def picture_array(picture: Image.Image, short_side: int | None = None) -> np.ndarray:
+    """An open Pillow picture as uint8 (height, width, 3), upright and on white, reduced to `short_side` if larger."""
+    with contextlib.suppress(Exception):  # a damaged EXIF block costs the orientation, not the picture
+        picture = ImageOps.exif_transpose(picture)
+    return np.array(_reduced(_as_rgb(picture), short_side))
 
 
 def _as_rgb(picture: Image.Image) -> Image.Image:

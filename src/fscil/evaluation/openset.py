@@ -1,0 +1,190 @@
+"""Pictures of no known class: scores that tell them apart, where to draw the line, and how well that works.
+
+Every score here is higher for pictures of known classes. The default is a likelihood ratio (the relative Mahalanobis
+distance of Ren et al., arXiv 2106.09022): how much better the best known class explains a feature than "any picture at
+all" does, both Gaussian. With the closed form's sample-size correction, a class known from five pictures is rejected
+about as often as one known from five hundred.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fscil.maths.discriminant import discriminant, pooled_covariance, shrink
+from fscil.maths.margins import cosine
+from fscil.maths.prototypes import class_means
+
+DEFAULT_SHRINKAGE = 0.3  # as the closed form's
+
+
+@dataclass
+class KnownSpace:
+    """What features of known classes look like: means and counts, covariance within classes and of all pictures."""
+
+    means: Tensor  # (C, d)
+    counts: Tensor  # (C,)
+    within: Tensor  # (d, d), pooled
+    centre: Tensor  # (d,), of all base pictures
+    total: Tensor  # (d, d), of all base pictures
+    shrinkage: float = DEFAULT_SHRINKAGE
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, classes: int, shrinkage: float | None = None) -> KnownSpace:
+        """From base features; `shrinkage` None takes the larger of the default and what so few pictures call for."""
+        means, counts = class_means(features, labels, classes), torch.bincount(labels, minlength=classes)
+        within = pooled_covariance(features, labels, means)
+        centre = features.mean(0)
+        total = (features - centre).T @ (features - centre) / max(1, len(features) - 1)
+        if shrinkage is None:
+            shrinkage = max(DEFAULT_SHRINKAGE, oas_shrinkage(within, len(features) - classes))
+        return cls(means, counts, within, centre, total, shrinkage)
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether any class had two different pictures, without which distances have no scale."""
+        return bool(self.within.trace() > 0)
+
+    def add(self, features: Tensor, labels: Tensor, classes: int) -> None:
+        """More pictures, of new classes or known ones: means and counts run on; the covariances stay the base's."""
+        gained = torch.bincount(labels, minlength=classes)
+        counts = F.pad(self.counts, (0, classes - len(self.counts))) + gained
+        old = F.pad(self.means, (0, 0, 0, classes - len(self.means)))
+        share = (gained / counts.clamp(min=1)).to(old.dtype)[:, None]
+        self.means, self.counts = old + (class_means(features, labels, classes) - old) * share, counts
+
+    def forget(self, label: int) -> None:
+        keep = torch.arange(len(self.means), device=self.means.device) != label
+        self.means, self.counts = self.means[keep], self.counts[keep]
+
+    def scores(self, features: Tensor, relative: bool = True) -> Tensor:
+        """(n, C): log-density of each class, minus (`relative`) that of the background:
+
+        −½ (x−μ_c)ᵀΣ⁻¹(x−μ_c) + ½ tr(Σ⁻¹S)/n_c  [ + ½ (x−μ₀)ᵀΣ₀⁻¹(x−μ₀) ]
+        """
+        wide = torch.float64 if features.device.type != "mps" else torch.float32
+        x, means = features.to(wide), self.means.to(wide)
+        weights, biases = discriminant(means, self.counts, self.within.to(wide), self.shrinkage)
+        result = x @ weights.T + biases - 0.5 * _square(x, shrink(self.within.to(wide), self.shrinkage))[:, None]
+        if relative:
+            background = _square(x - self.centre.to(wide), shrink(self.total.to(wide), self.shrinkage))
+            result = result + 0.5 * background[:, None]
+        return result.float()
+
+    def left_out_scores(self, features: Tensor, labels: Tensor, relative: bool = True) -> Tensor:
+        """`scores` of pictures the means were made from, each as if its own class had been learned without it."""
+        result, counts = self.scores(features, relative), self.counts[labels]
+        without = (self.means[labels] * counts[:, None] - features) / (counts - 1).clamp(min=1)[:, None]
+        # one class per picture: the rest of the picture's own class; only the diagonal is wanted
+        others = replace(self, means=without, counts=(counts - 1).clamp(min=1)).scores(features, relative).diagonal()
+        # nothing is left of a class of one picture
+        result[torch.arange(len(labels)), labels] = torch.where(counts > 1, others, torch.full_like(others, torch.nan))
+        return result
+
+
+def _square(x: Tensor, covariance: Tensor) -> Tensor:
+    """xᵀ Σ⁻¹ x of each row."""
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), x.T, upper=False).square().sum(0)
+
+
+def oas_shrinkage(covariance: Tensor, degrees: int) -> float:
+    """How far to shrink a covariance of so few degrees of freedom (oracle approximating shrinkage, Chen et al. 2010)."""
+    if degrees < 1:
+        return 1.0
+    dim = covariance.shape[0]
+    wide = covariance.double() if covariance.device.type != "mps" else covariance
+    trace, square = float(wide.trace()), float((wide * wide).sum())
+    numerator = (1 - 2 / dim) * square + trace**2
+    denominator = (degrees + 1 - 2 / dim) * (square - trace**2 / dim)
+    return 1.0 if denominator <= 0 else min(1.0, numerator / denominator)
+
+
+# ---- scores of a classifier, for comparison and for methods without fixed features ----------------------------------
+
+
+def max_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    return (logits / temperature).softmax(1).amax(1)
+
+
+def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """log Σ exp of the logits (Liu et al. 2020)."""
+    return (logits / temperature).logsumexp(1)
+
+
+def max_logit(logits: Tensor) -> Tensor:
+    return logits.amax(1)
+
+
+def max_cosine(features: Tensor, means: Tensor) -> Tensor:
+    return cosine(features, means).amax(1)
+
+
+# ---- calibration ----------------------------------------------------------------------------------------------------
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The T whose softmax(logits / T) gives held-out labels the best log-likelihood: golden-section search on log T."""
+
+    def loss(log_temperature: float) -> float:
+        return float(F.cross_entropy(logits.double() / math.exp(log_temperature), labels))
+
+    low, high, ratio = math.log(1e-3), math.log(1e3), (math.sqrt(5) - 1) / 2
+    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
+    at_inner, at_outer = loss(inner), loss(outer)
+    for _ in range(48):  # to a relative width of 1e-9
+        if at_inner < at_outer:
+            high, outer, at_outer = outer, inner, at_inner
+            inner = high - ratio * (high - low)
+            at_inner = loss(inner)
+        else:
+            low, inner, at_inner = inner, outer, at_outer
+            outer = low + ratio * (high - low)
+            at_outer = loss(outer)
+    return math.exp((low + high) / 2)
+
+
+def rejection_threshold(scores: Tensor, rate: float) -> float | None:
+    """The score below which a picture is unknown, so that a known one is rejected with probability at most `rate`.
+
+    The ⌊rate (n + 1)⌋-th smallest of n held-out scores (conformal: the promise holds for any n); None when n is too
+    small to promise anything, and nothing is rejected.
+    """
+    scores = scores[~scores.isnan()]
+    position = math.floor(rate * (len(scores) + 1) + 1e-9)
+    return float(scores.sort().values[position - 1]) if position >= 1 else None
+
+
+# ---- figures of merit -----------------------------------------------------------------------------------------------
+
+
+def auroc(known: Tensor, unknown: Tensor) -> float:
+    """Probability in percent that a known picture scores above an unknown one; ties count half.
+
+    >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
+    87.5
+    """
+    order = unknown.double().sort().values
+    values = known.double()
+    below = torch.searchsorted(order, values, right=False)
+    not_above = torch.searchsorted(order, values, right=True)
+    return float(100 * (below + not_above).double().mean() / (2 * len(order)))
+
+
+def fpr_at_tpr(known: Tensor, unknown: Tensor, tpr: float = 0.95) -> float:
+    """Percent of unknown pictures accepted by the highest threshold that accepts `tpr` of the known ones (FPR@95)."""
+    accepted = math.ceil(tpr * len(known) - 1e-9)
+    threshold = known.sort(descending=True).values[max(0, accepted - 1)]
+    return float(100 * (unknown >= threshold).double().mean())
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error in percent: |confidence − accuracy| averaged over equal bins of confidence."""
+    confidence, guess = probabilities.max(1)
+    right = (guess == labels).to(confidence.dtype)
+    number = (confidence * bins).long().clamp(0, bins - 1)
+    gaps = torch.zeros(bins, dtype=confidence.dtype).index_add_(0, number.cpu(), (confidence - right).cpu())
+    return float(100 * gaps.abs().sum() / len(labels))

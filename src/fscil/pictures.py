@@ -1,0 +1,252 @@
+"""Pictures as people have them (files, folders, Pillow images, arrays, tensors, datasets), made into one uint8 store."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fscil.data.decode import SHOWN, SUFFIXES, DecodeError, decode_image, decode_store, in_order, picture_array
+from fscil.data.pixels import ImageStore
+from fscil.errors import UserError
+
+DISK_FROM = 4000  # files: more are decoded into a cache on disk, so that memory does not grow with them
+Label = str | int
+
+
+@dataclass
+class Pictures:
+    """Decoded pictures: their positions in what was given, a fingerprint of each, and what could not be read."""
+
+    store: ImageStore
+    kept: list[int]
+    fingerprints: Tensor  # int64 (n,): equal for equal pixels
+    bad: list[str]
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
+def class_folders(root: str | os.PathLike) -> tuple[list[Path], list[str]]:
+    """Files and class names of a folder that holds one folder of pictures per class.
+
+    Files that are no pictures by their suffix are passed over; a class folder without any picture is an error.
+    """
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise UserError(f'"{root}" is not a folder; give a folder with one folder of pictures per class.')
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        hint = " (it holds pictures itself: move them into a folder named like their class)" if files_in(root) else ""
+        raise UserError(f'"{root}" holds no class folders{hint}.')
+    by_class = {folder.name: files_in(folder) for folder in folders}
+    for name, files in by_class.items():
+        if not files:
+            raise UserError(f'the class folder "{root / name}" holds no pictures; add some or remove it.')
+    return [file for files in by_class.values() for file in files], [name for name in by_class for _ in by_class[name]]
+
+
+def files_in(folder: str | os.PathLike) -> list[Path]:
+    """All pictures in a folder and below, by suffix, sorted."""
+    found = (Path(where, name) for where, _, names in os.walk(folder) for name in names if not name.startswith("."))
+    return sorted(file for file in found if file.suffix.lower() in SUFFIXES)
+
+
+def label_name(label: Any) -> Label:
+    """A class name as it is kept: whole numbers stay numbers, everything else is text in one spelling (NFC, trimmed).
+
+    >>> label_name(" Eule "), label_name(np.int64(3)), label_name("e\\u0301") == "\\u00e9"
+    ('Eule', 3, True)
+    """
+    if isinstance(label, (int, np.integer)) and not isinstance(label, bool):
+        return int(label)
+    name = unicodedata.normalize("NFC", str(label)).strip()
+    if not name or len(name) > 200 or any(unicodedata.category(letter) == "Cc" for letter in name):
+        raise UserError(f"{name[:60]!r} cannot be a class name: it must have 1 to 200 printable characters.")
+    return name
+
+
+def pair(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
+    """(pictures, labels) from what `fit` and `learn` take: two sequences, a folder of class folders, or a dataset of pairs."""
+    if y is None and isinstance(X, (str, os.PathLike)):
+        X, y = class_folders(X)
+    elif y is None and isinstance(X, torch.utils.data.Dataset):
+        pairs = [X[index] for index in range(len(X))]
+        if not all(isinstance(item, (tuple, list)) and len(item) == 2 for item in pairs):
+            raise UserError("a dataset without y must yield (picture, label) pairs.")
+        names = getattr(X, "classes", None)  # torchvision's datasets number their classes and keep the names apart
+        X, labels = [item[0] for item in pairs], [item[1] for item in pairs]
+        y = [names[int(label)] if names is not None else _plain(label) for label in labels]
+    if y is None:
+        raise UserError(
+            "labels are missing: pass y, a folder of class folders, or a dataset of (picture, label) pairs."
+        )
+    pictures, labels = listed(X), [label_name(_plain(label)) for label in y]
+    if len(pictures) != len(labels):
+        raise UserError(f"there are {len(pictures)} pictures but {len(labels)} labels.")
+    if not pictures:
+        raise UserError("no pictures were given.")
+    if len({type(label) for label in labels}) > 1:
+        labels = [str(label) for label in labels]
+    return pictures, labels
+
+
+def _plain(label: Any) -> Any:
+    return label.item() if isinstance(label, (np.generic, Tensor)) else label
+
+
+def listed(X: Any) -> Sequence[Any]:
+    """Pictures as a sequence: one picture or one path counts as a list of one; a dataset may yield pictures or pairs."""
+    if isinstance(X, torch.utils.data.Dataset):
+        items = [X[index] for index in range(len(X))]
+        return [item[0] if isinstance(item, (tuple, list)) else item for item in items]
+    if isinstance(X, (str, os.PathLike)):
+        path = Path(X)
+        return files_in(path) if path.is_dir() else [path]
+    if isinstance(X, Image.Image) or (isinstance(X, (np.ndarray, Tensor)) and X.ndim in (2, 3) and _is_number(X)):
+        return [X]
+    if isinstance(X, (np.ndarray, Tensor)) and X.ndim not in (1, 4):
+        raise UserError(f"pictures of shape {tuple(X.shape)}: give (n, height, width, 3), or (n, 3, height, width).")
+    if isinstance(X, np.ndarray) and X.ndim == 1:
+        return X.tolist()
+    return X if isinstance(X, Sequence | np.ndarray | Tensor) else list(X)
+
+
+def _is_number(X: Any) -> bool:
+    return isinstance(X, Tensor) or X.dtype.kind in "uifb"
+
+
+def decode(item: Any, short_side: int | None = None) -> np.ndarray:
+    """One picture of any kind as uint8 (height, width, 3)."""
+    if isinstance(item, (str, os.PathLike, bytes)):
+        return decode_image(item, short_side=short_side)
+    if isinstance(item, Image.Image):
+        return picture_array(item, short_side)
+    if isinstance(item, (np.ndarray, Tensor)):
+        return picture_array(Image.fromarray(_levels(item)), short_side)
+    raise UserError(f"a {type(item).__name__} is not a picture; give paths, Pillow images, arrays or tensors.")
+
+
+def _levels(item: np.ndarray | Tensor) -> np.ndarray:
+    """uint8 (height, width) or (height, width, 3 or 4) of an array or tensor, channels first or last, bytes or [0, 1]."""
+    array = item.detach().cpu().numpy() if isinstance(item, Tensor) else np.asarray(item)
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    elif array.ndim == 3 and isinstance(item, Tensor) and array.shape[0] in (1, 3):
+        array = array.transpose(1, 2, 0)  # a tensor whose width is 1, 3 or 4: torch's order wins
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+        raise UserError(f"an array of shape {tuple(item.shape)} is not a picture: give (height, width, 3).")
+    if array.dtype == np.uint16:
+        return (array / 257).round().astype(np.uint8)
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all() or array.min() < -1e-3 or array.max() > 1 + 1e-3:
+            raise UserError("a picture of floats must lie within [0, 1]; pass it before normalisation.")
+        return (array.clip(0, 1) * 255).round().astype(np.uint8)
+    if array.dtype != np.uint8 and (array.min() < 0 or array.max() > 255):
+        raise UserError(f"a picture of {array.dtype} must lie within 0 and 255.")
+    return np.ascontiguousarray(array.astype(np.uint8))
+
+
+def name_of(item: Any, position: int) -> str:
+    return str(item) if isinstance(item, (str, os.PathLike)) else f"picture {position}"
+
+
+def read_pictures(X: Sequence[Any], short_side: int, skip_bad: bool = False, cache: Path | None = None) -> Pictures:
+    """Decodes all pictures. Those that cannot be read are an error that names them, or are left out with `skip_bad`."""
+    if cache is not None and len(X) >= DISK_FROM and all(isinstance(item, (str, os.PathLike)) for item in X):
+        return _read_through_disk(X, short_side, skip_bad, cache)
+    arrays, kept, bad = [], [], []
+    for position, result in enumerate(_attempts(X, short_side)):
+        if isinstance(result, str):
+            bad.append(result)
+        else:
+            arrays.append(result)
+            kept.append(position)
+    if bad and not skip_bad:
+        refuse(bad, len(X))
+    store = ImageStore.from_list(arrays)
+    return Pictures(store, kept, _fingerprints(arrays), bad)
+
+
+def batches(X: Sequence[Any], short_side: int, size: int = 128) -> Iterator[Pictures]:
+    """`read_pictures` over any number of pictures, a few at a time, with unreadable ones left out and named in `bad`."""
+    for start in range(0, len(X), size):
+        part = read_pictures(X[start : start + size], short_side, skip_bad=True)
+        part.kept = [start + position for position in part.kept]
+        yield part
+
+
+def refuse(bad: Sequence[str], total: int) -> None:
+    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    raise UserError(
+        f"{len(bad)} of {total} pictures cannot be read (repair or remove them, or leave them out with --skip-bad or "
+        f"skip_bad=True): {'; '.join(bad[:SHOWN])}{more}"
+    )
+
+
+def _attempts(X: Sequence[Any], short_side: int) -> Iterable[np.ndarray | str]:
+    def attempt(numbered: tuple[int, Any]) -> np.ndarray | str:
+        position, item = numbered
+        try:
+            return decode(item, short_side)
+        except DecodeError as error:
+            return f"{name_of(item, position)} ({str(error).removeprefix(f'{item}: ').removeprefix('image: ')})"
+        except UserError as error:
+            return f"{name_of(item, position)} ({error})"
+
+    Image.init()  # all decoders, before threads ask for them
+    return in_order(attempt, enumerate(X))
+
+
+def _read_through_disk(X: Sequence[Any], short_side: int, skip_bad: bool, cache: Path) -> Pictures:
+    stamps = [(str(Path(item).resolve()), os.path.getsize(item), os.stat(item).st_mtime_ns) for item in X]
+    digest = hashlib.sha256(repr((short_side, stamps)).encode()).hexdigest()[:16]
+    store, kept = decode_store(list(X), cache / f"pictures-{digest}", short_side=short_side, skip_bad=skip_bad)
+    left_out = [str(X[position]) for position in sorted(set(range(len(X))) - set(kept))]
+    return Pictures(store, kept, _fingerprints(store.image(i).numpy() for i in range(len(store))), left_out)
+
+
+def _fingerprints(arrays: Iterable[np.ndarray]) -> Tensor:
+    def one(array: np.ndarray) -> int:
+        digest = hashlib.sha256(repr(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+        return int.from_bytes(digest.digest()[:8], "little", signed=True)
+
+    return torch.tensor([one(array) for array in arrays], dtype=torch.int64)
+
+
+def repeated(
+    fingerprints: Tensor, labels: Sequence[Label], known: dict[int, set[Label]]
+) -> tuple[list[int], list[str]]:
+    """(positions to keep, what to say): a picture given twice for one class counts once, in two classes it is named.
+
+    `known` holds the classes that each fingerprint was taught as before.
+    """
+    keep, twice, torn = [], 0, []
+    seen = {fingerprint: set(classes) for fingerprint, classes in known.items()}
+    for position, (fingerprint, label) in enumerate(zip(fingerprints.tolist(), labels)):
+        classes = seen.setdefault(fingerprint, set())
+        if label in classes:
+            twice += 1
+            continue
+        if classes:
+            torn.append(f'"{label}" and "{next(iter(classes))}"')
+        classes.add(label)
+        keep.append(position)
+    notes = (
+        [f"{twice} of {len(labels)} pictures are the same as another of their class and count once"] if twice else []
+    )
+    pairs = ", ".join(itertools.islice(dict.fromkeys(torn), 5))
+    return keep, notes + ([f"{len(torn)} pictures are given for two classes ({pairs}): check them"] if torn else [])
