@@ -1,4 +1,4 @@
-"""Pictures as people have them (files, folders, Pillow images, arrays, tensors, datasets), made into one uint8 store."""
+"""Pictures as people have them (files, folders, Pillow images, arrays, tensors, datasets) in one uint8 store."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def label_name(label: Any) -> Label:
 
 
 def pair(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
-    """(pictures, labels) from what `fit` and `learn` take: two sequences, a folder of class folders, or a dataset of pairs."""
+    """(pictures, labels) from two sequences, from a folder of class folders, or from a dataset of pairs."""
     if y is None and isinstance(X, (str, os.PathLike)):
         X, y = class_folders(X)
     elif y is None and isinstance(X, torch.utils.data.Dataset):
@@ -106,7 +106,7 @@ def _plain(label: Any) -> Any:
 
 
 def listed(X: Any) -> Sequence[Any]:
-    """Pictures as a sequence: one picture or one path counts as a list of one; a dataset may yield pictures or pairs."""
+    """Pictures as a sequence: a single one is a list of one; a dataset may yield pictures or pairs."""
     if isinstance(X, torch.utils.data.Dataset):
         items = [X[index] for index in range(len(X))]
         return [item[0] if isinstance(item, (tuple, list)) else item for item in items]
@@ -138,7 +138,7 @@ def decode(item: Any, short_side: int | None = None) -> np.ndarray:
 
 
 def _levels(item: np.ndarray | Tensor) -> np.ndarray:
-    """uint8 (height, width) or (height, width, 3 or 4) of an array or tensor, channels first or last, bytes or [0, 1]."""
+    """uint8 (height, width[, 3 or 4]) of an array or tensor, channels first or last, bytes or floats in [0, 1]."""
     array = item.detach().cpu().numpy() if isinstance(item, Tensor) else np.asarray(item)
     if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (1, 3, 4):
         array = array.transpose(1, 2, 0)
@@ -181,7 +181,7 @@ def read_pictures(X: Sequence[Any], short_side: int, skip_bad: bool = False, cac
 
 
 def batches(X: Sequence[Any], short_side: int, size: int = 128) -> Iterator[Pictures]:
-    """`read_pictures` over any number of pictures, a few at a time, with unreadable ones left out and named in `bad`."""
+    """`read_pictures` a few at a time, so that memory does not grow; unreadable ones are left out and named in `bad`."""
     for start in range(0, len(X), size):
         part = read_pictures(X[start : start + size], short_side, skip_bad=True)
         part.kept = [start + position for position in part.kept]

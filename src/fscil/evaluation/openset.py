@@ -92,7 +92,7 @@ def _square(x: Tensor, covariance: Tensor) -> Tensor:
 
 
 def oas_shrinkage(covariance: Tensor, degrees: int) -> float:
-    """How far to shrink a covariance of so few degrees of freedom (oracle approximating shrinkage, Chen et al. 2010)."""
+    """How far to shrink a covariance of so few degrees of freedom (oracle approximating shrinkage, Chen et al.)."""
     if degrees < 1:
         return 1.0
     dim = covariance.shape[0]
