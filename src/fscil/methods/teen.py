@@ -1,0 +1,66 @@
+"""TEEN: training-free prototype calibration (Wang et al., "Few-Shot Class-Incremental Learning via Training-Free
+Prototype Calibration", NeurIPS 2023; methods.md 7.5).
+
+Base task      the SMP baseline's adapters (taken from the shelf when a baseline run left them there), base prototypes.
+Few-shot task  new prototypes, pulled towards the base prototypes they resemble (Eq. 5-7); base rows stay; no training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fscil.backbones.vit import Backbone
+from fscil.data.stream import Task
+from fscil.maths.margins import cosine
+from fscil.methods.adapted import AdapterMethod, AdapterOptions
+from fscil.methods.adapters import StreamSpec, train_streams
+from fscil.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class TEENOptions(AdapterOptions):
+    """Hyper-parameters of TEEN (methods.md 7.5)."""
+
+    scale: float = 1.0  # of the base loss: the baseline's (R); the CNN original fixes 16 (CIFAR) or 32 (CUB, mini)
+    learnable_scale: bool = True  # as the baseline's (R)
+    tau: float = 16.0  # sharpness of the weights over base classes
+    alpha: float = 0.5  # share of the base side: 0.5 CUB and ImageNet-R, 0.1 CIFAR
+
+
+class TEEN(AdapterMethod):
+    """Prototypes; those of new classes calibrated by similar base prototypes."""
+
+    Options = TEENOptions
+
+    def __init__(self, backbone: Backbone, options: TEENOptions, runtime: Runtime):
+        super().__init__(backbone, options, runtime)
+        self.register_buffer("rows", torch.zeros(0, backbone.dim, **self.place))  # the classifier (seen, d)
+
+    def fit_base(self, task: Task) -> None:
+        o = self.options
+        spec = StreamSpec(0.0, o.scale, o.learnable_scale)
+        streams = train_streams(self.backbone, task, [spec], o.rank, o.lora_init, o.schedule, self.runtime)
+        self.freeze(streams.lora, task)
+        self.rows = self.prototypes.clone()
+
+    def learn(self, task: Task) -> None:
+        self.take_in(task)
+        base, new = self.prototypes.split([self.base_classes, self.seen - self.base_classes])
+        self.rows = torch.cat([base, calibrate(new, base, self.options.tau, self.options.alpha)])
+
+    def logits_from(self, features: Tensor) -> Tensor:
+        return 16 * cosine(features, self.rows)  # the factor only shapes the softmax of the scores
+
+    def trainable_parameters(self) -> int:
+        return super().trainable_parameters() + int(self.options.learnable_scale)
+
+
+def calibrate(new: Tensor, base: Tensor, tau: float, alpha: float) -> Tensor:
+    """(1 − α) ĉ + α δ with δ the unit vector along Σ_j softmax_j(τ ⟨ĉ, b̂_j⟩) b̂_j: (n, d), (base, d) -> (n, d)."""
+    new, base = F.normalize(new, dim=1), F.normalize(base, dim=1)
+    shift = F.normalize(torch.softmax(tau * new @ base.T, 1) @ base, dim=1)
+    return (1 - alpha) * new + alpha * shift
