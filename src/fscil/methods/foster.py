@@ -1,0 +1,122 @@
+"""FOSTER: feature boosting and compression (Wang et al., "FOSTER: Feature Boosting and Compression for
+Class-Incremental Learning", ECCV 2022; methods.md 7.2).
+
+Base task      the whole ViT and a linear head, cross-entropy; exemplars by herding.
+Few-shot task  boosting: a second ViT beside the first, which is frozen, and a joint head on both features; then
+               compression: one ViT again, distilled from the pair with balanced targets. It goes into the next task.
+Scores         the linear head of the single ViT.
+
+Stored images: this method keeps some, against the setting of the SMP paper; `stored_images` says how many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fscil.data.pixels import Pixels
+from fscil.data.stream import Task
+from fscil.maths.distillation import distillation, effective_number_weights
+from fscil.methods.exemplars import ExemplarMethod, ExemplarOptions, fresh_linear, frozen_copy
+from fscil.methods.training import Batch, Schedule, train
+
+
+@dataclass(frozen=True, kw_only=True)
+class FOSTEROptions(ExemplarOptions):
+    """Hyper-parameters of FOSTER (methods.md 7.2; PILOT's for ViTs)."""
+
+    epochs: int = 20
+    batch_size: int = 32
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    boosting_epochs: int = 20  # of a few-shot task, two ViTs; lr and weight decay as in the base task
+    compression_epochs: int = 20  # two ViTs teach one; same lr, no weight decay
+    temperature: float = 2.0  # of both distillations
+    distillation: float = 1.0  # weight of the one in boosting (`lambda_okd`)
+    boosting_beta: float = 0.96  # β₁ of the class weights in boosting
+    compression_beta: float = 0.97  # β₂ of those in compression
+
+
+class FOSTER(ExemplarMethod):
+    """Two backbones while a task is learned, one afterwards."""
+
+    Options = FOSTEROptions
+
+    def fit_base(self, task: Task) -> None:
+        o = self.options
+        self.count_classes(task)
+        self.grow_head()
+
+        def loss(batch: Batch) -> Tensor:
+            return F.cross_entropy(self.head(self.embed(batch.images)), batch.labels)
+
+        trained = [*self.network.parameters(), self.head_weight, self.head_bias]
+        schedule = self._schedule(o.epochs, o.weight_decay)
+        value = train("FOSTER base", task.images, task.labels, trained, loss, schedule, self.runtime)
+        self.remember(task.images, task.labels.to(self.runtime.device), task.labels.unique())
+        self._diagnostics = {"loss": value, "training_images": len(task.images)}
+
+    def learn(self, task: Task) -> None:
+        o, known, session, dim = self.options, self.seen, int(self.tasks_seen), self.backbone.dim
+        images, labels = self.memory.joined(task.images, task.labels)
+        self.count_classes(task)
+        counts = torch.bincount(labels, minlength=self.seen)  # exemplars of old classes, shots of new ones
+        old = frozen_copy(self.network)
+        old_weight, old_bias = self.head_weight.detach(), self.head_bias.detach()
+
+        # boosting: old features are frozen; the joint head starts with the old rows on them
+        second = self.network.trainable_copy()
+        weight, bias = fresh_linear(self.seen, 2 * dim, self.runtime, self.place, "joint head")
+        auxiliary, auxiliary_bias = fresh_linear(self.seen, dim, self.runtime, self.place, "auxiliary head")
+        with torch.no_grad():
+            weight[:known, :dim], bias[:known] = old_weight, old_bias
+        class_weights = effective_number_weights(counts, o.boosting_beta).to(**self.place)
+
+        def pair(pixels: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                first = self.embed(pixels, old)
+            return first, self.embed(pixels, second)
+
+        def boosting_loss(batch: Batch) -> Tensor:
+            first, new = pair(batch.images)
+            logits = F.linear(torch.cat([first, new], 1), weight, bias)
+            value = F.cross_entropy(logits / class_weights, batch.labels)
+            value = value + F.cross_entropy(F.linear(new, auxiliary, auxiliary_bias), batch.labels)
+            old_logits = F.linear(first, old_weight, old_bias)
+            return value + o.distillation * distillation(logits[:, :known], old_logits, o.temperature)
+
+        trained = [*second.parameters(), weight, bias, auxiliary, auxiliary_bias]
+        schedule = self._schedule(o.boosting_epochs, o.weight_decay)
+        boosted = train(f"FOSTER boosting {session}", images, labels, trained, boosting_loss, schedule, self.runtime)
+
+        # compression: the student starts from the old backbone and the old rows
+        self.grow_head()
+        balance = effective_number_weights(counts, o.compression_beta).to(**self.place)
+
+        def compression_loss(batch: Batch) -> Tensor:
+            with torch.no_grad():
+                teacher = F.linear(torch.cat(pair(batch.images), 1), weight, bias)
+            return distillation(self.head(self.embed(batch.images)), teacher, o.temperature, balance)
+
+        trained = [*self.network.parameters(), self.head_weight, self.head_bias]
+        schedule = self._schedule(o.compression_epochs, 0.0)
+        stage = f"FOSTER compression {session}"
+        compressed = train(stage, images, labels, trained, compression_loss, schedule, self.runtime)
+        self.remember(images, labels, task.labels.unique())
+        self._diagnostics = {
+            "boosting_loss": boosted,
+            "compression_loss": compressed,
+            "training_images": len(images),
+            "class_weights": {"old": float(class_weights[:known].mean()), "new": float(class_weights[known:].mean())},
+        }
+
+    def logits(self, images: Pixels) -> Tensor:
+        return self.extract(images, lambda batch: self.head(self.embed(batch)))
+
+    def _schedule(self, epochs: int, weight_decay: float) -> Schedule:
+        o = self.options
+        return Schedule(epochs, o.batch_size, o.lr, weight_decay, momentum=o.momentum)
