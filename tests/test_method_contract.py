@@ -6,6 +6,9 @@ import functools
 
 import pytest
 import torch
+
+from fscil import registry
+from fscil.checkpoint import load_tensors, save_tensors
 from tiny_world import (
     BASE,
     CLASSES,
@@ -19,9 +22,6 @@ from tiny_world import (
     make_images,
     make_method,
 )
-
-from fscil import registry
-from fscil.checkpoint import load_tensors, save_tensors
 
 torch.set_num_threads(1)
 

@@ -1,4 +1,4 @@
-"""A world small enough for tests: a two-block ViT, classes of coloured noise, every method with options cut down to seconds."""
+"""A world small enough for tests: a two-block ViT, classes of coloured noise, every method with options cut down."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BASE = 6
 
 # Set on every method whose Options have the field.
 SMALL: dict[str, Any] = {
-    "epochs": 2, "learn_epochs": 2, "boosting_epochs": 2, "compression_epochs": 2, "episode_epochs": 2, "batch_size": 16,
-    "rank": 2, "per_class": 4, "episodes": 2, "way": 3, "queries": 2, "virtual_classes": 4, "mapped_dim": 8,
+    "epochs": 2, "learn_epochs": 2, "boosting_epochs": 2, "compression_epochs": 2, "episode_epochs": 2,
+    "batch_size": 16, "rank": 2, "per_class": 4, "episodes": 2, "way": 3, "queries": 2, "virtual_classes": 4, "mapped_dim": 8,
     "features_per_class": 8, "calibration_batch": 16, "calibration_epochs": 2, "views": 2,
 }  # fmt: skip
 

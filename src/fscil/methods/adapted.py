@@ -1,4 +1,4 @@
-"""What the methods share that train one K/V LoRA set on the base task, freeze it, and describe every class by its mean feature."""
+"""What the methods share that train one K/V LoRA set on the base task, freeze it, and keep a mean feature per class."""
 
 from __future__ import annotations
 

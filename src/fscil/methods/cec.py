@@ -1,7 +1,7 @@
 """CEC: continually evolved classifiers (Zhang et al., "Few-Shot Incremental Learning with Continually Evolved
 Classifiers", CVPR 2021; methods.md 7.3).
 
-Base task      stage 1: LoRA set and cosine head at a fixed scale (the plain adapters without margin, shared by the shelf);
+Base task      stage 1: LoRA set and cosine head at a fixed scale (the plain adapters, shared by the shelf);
                stage 2: episodes that play an increment: some base classes, and rotated copies of them as new classes.
                A graph attention over all prototypes and one query adapts both; LoRA set and attention are trained.
 Few-shot task  prototypes are appended; no training. Scores always go through the attention.

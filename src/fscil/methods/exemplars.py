@@ -1,4 +1,4 @@
-"""Herding, the exemplar memory, and what the two methods share that keep exemplars and fine-tune the whole ViT (iCaRL, FOSTER)."""
+"""Herding, the exemplar memory, and what iCaRL and FOSTER share: a ViT that is trained whole, and a head that grows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fscil.runtime import Runtime
 
 
 def herding(features: Tensor, count: int) -> Tensor:
-    """Order (min(count, n),) in which rows of (n, d) are chosen so that the mean of the chosen stays closest to the mean of all.
+    """Order (min(count, n),) of rows of (n, d): each keeps the mean of those chosen so far closest to the mean of all.
 
     >>> herding(torch.tensor([[0.0], [4.0], [2.5]]), 5).tolist()
     [2, 1, 0]
@@ -72,7 +72,7 @@ class Exemplars(nn.Module):
 
 
 def choose_exemplars(features: Tensor, labels: Tensor, touched: Sequence[int], classes: int, per_class: int) -> Tensor:
-    """Positions to keep, class by class: herded anew for classes that got new images, else the first of the order they are in."""
+    """Positions to keep, class by class: herded for classes with new images, else the first of the order they are in."""
     positions = []
     for label in range(classes):
         own = (labels == label).nonzero().squeeze(1)
@@ -105,7 +105,7 @@ class ExemplarMethod(Method):
         self.memory = Exemplars(runtime.device)
 
     def autocast(self) -> AbstractContextManager:
-        """bf16 products on fp32 weights where the run computes in bf16 (no cache of casts: steps may be captured as graphs)."""
+        """bf16 products on fp32 weights where a run computes in bf16 (no cache of casts: steps may be captured as graphs)."""
         wanted = self.runtime.dtype == torch.bfloat16
         return torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=wanted, cache_enabled=False)
 
