@@ -34,6 +34,10 @@ BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
 INK, FAINT = "#262626", "#d4d4d4"  # text and grid; the report lets them follow its colour scheme
 
+_PAGE_COLOURS = {INK: "currentColor", FAINT: f"var(--line, {FAINT})"} | {
+    colour: f"var(--{name}, {colour})" for name, colour in (("blue", BLUE), ("sky", SKY), ("green", GREEN))
+}
+
 # A method looks the same in every figure: colour, line, marker. SMP alone is vermillion and thick.
 _LOOKS: dict[str, tuple[str, str, str]] = {
     "SMP": (VERMILLION, "-", "o"),
@@ -157,13 +161,14 @@ class Chart:
             self.figure.savefig(stream, format="svg", metadata={"Date": None}, transparent=True)
         svg = re.sub(r"^.*?(?=<svg )|<metadata>.*?</metadata>", "", stream.getvalue(), flags=re.DOTALL)
         svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-        for colour, token in ((INK, "currentColor"), (FAINT, "var(--line, #d4d4d4)")):
-            svg = svg.replace(colour, token)
+        for colour, token in _PAGE_COLOURS.items():
+            svg = re.sub(colour, token, svg, flags=re.IGNORECASE)  # matplotlib writes lower case
         tag, rest = svg.split(">", 1)
-        width = re.search(r'width="([\d.]+)pt"', tag)[1]
+        width = float(re.search(r'width="([\d.]+)pt"', tag)[1])
         tag = re.sub(r' (width|height)="[^"]*"', "", tag)
         label = html.escape(description, quote=True)
-        return f'{tag} role="img" aria-label="{label}" style="width:100%;max-width:{width}pt;height:auto">{rest}'
+        size = f"width:100%;max-width:{1.25 * width:.0f}pt;height:auto"
+        return f'{tag} role="img" aria-label="{label}" style="{size}">{rest}'
 
     def csv(self) -> str:
         names = list(dict.fromkeys(name for row in self.rows for name in row))

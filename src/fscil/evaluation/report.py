@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fscil.data.stream import Stream
 
 THUMBNAIL = 96  # pixels of the longer side: twice what is shown, for sharp displays
+MOST_WITH_IMAGES = 6  # runs in one report; beyond that the page would grow too large
 SHOTS_SHOWN, PAIRS_SHOWN, EXAMPLES_SHOWN, HARDEST_SHOWN = 5, 12, 4, 10
 
 
@@ -41,10 +42,13 @@ def write_report(folders: Sequence[str | Path], out: str | Path, title: str | No
     if not folders:
         raise UserError("name at least one run folder to report on")
     results = [load_results(folder).to_dict() for folder in folders]
+    no_images = "" if images else "they were not asked for."
+    if images and len(results) > MOST_WITH_IMAGES:
+        no_images = f"left out of a report on more than {MOST_WITH_IMAGES} runs; a report on this run alone has them."
     runs = []
     for number, (folder, result) in enumerate(zip(folders, results)):
         try:
-            runs.append(_describe_run(Path(folder), result, f"run{number + 1}", images))
+            runs.append(_describe_run(Path(folder), result, f"run{number + 1}", no_images))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise UserError(f'"{Path(folder) / "results.json"}" is damaged: {type(error).__name__} {error}') from error
     comparisons = _compare(results) if len(runs) > 1 else []
@@ -105,6 +109,8 @@ def _compare(results: Sequence[tables.Result]) -> list[dict[str, Any]]:
 
 def _plain_table(table: tables.Table) -> dict[str, Any]:
     def cell(value: tables.Value | None, column: tables.Column) -> dict[str, Any]:
+        if value and column.detail:  # the figure shows the spread of single tasks
+            value = replace(value, spread=None)
         return {"text": tables.format_value(value, column) if value else "", "bold": bool(value and value.bold)}
 
     return {
@@ -130,19 +136,19 @@ def _identifier(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- one run
 
 
-def _describe_run(folder: Path, result: tables.Result, identifier: str, images: bool) -> dict[str, Any]:
+def _describe_run(folder: Path, result: tables.Result, identifier: str, no_images: str) -> dict[str, Any]:
     """Everything the page shows of one run, as text, numbers and finished pictures."""
     config, stream_facts = result["config"], result["stream"]
     names, base = stream_facts["class_names"], stream_facts["base_classes"]
     counts = np.asarray(result["confusion"], dtype=np.int64)
-    gallery = _Gallery(folder, result) if images else None
-    no_images = gallery.reason if gallery else "they were not asked for."
+    gallery = None if no_images else _Gallery(folder, result)
     title = f"{tables.method_title(config['method'])} on {tables.dataset_title(config['dataset'])}"
     date = (result["environment"].get("date") or "")[:10]
     parts = [f"seed {config['seed']}", config["backbone"], folder.name, *([date] if date else [])]
     merging = ""
     if (result["sessions"][0].get("diagnostics") or {}).get("fisher_norms"):
-        merging = figures.fisher({title: [result]}).inline_svg(f"{identifier}-fisher", "Fisher magnitudes and weights")
+        chart = figures.fisher({tables.dataset_title(config["dataset"]): [result]})
+        merging = chart.inline_svg(f"{identifier}-fisher", "Fisher magnitudes and merging weights")
     return {
         "id": identifier,
         "title": title if not (config.get("recipe") or "").endswith("+fast") else f"{title} (reduced recipe)",
@@ -156,7 +162,7 @@ def _describe_run(folder: Path, result: tables.Result, identifier: str, images: 
         "pairs": _confused_pairs(counts, names, gallery),
         "fisher": merging,
         "shots": _shots(folder, gallery),
-        "no_images": no_images,
+        "no_images": gallery.reason if gallery else no_images,
         "environment": _key_values(result["environment"]),
         "data": _key_values({key: value for key, value in stream_facts.items() if key != "class_names"}),
         "config": _key_values(config),
@@ -363,7 +369,6 @@ def _thumbnail(pixels: Pixels, position: int) -> str:
 
     image = Image.fromarray(pixels.raw(position).numpy())
     image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-    form = "PNG" if max(image.size) <= 64 else "JPEG"
     stream = io.BytesIO()
-    image.save(stream, form, **({"optimize": True} if form == "PNG" else {"quality": 85}))
-    return f"data:image/{form.lower()};base64,{base64.b64encode(stream.getvalue()).decode()}"
+    image.save(stream, "JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -359,9 +359,9 @@ def difference_table(
             if common:
                 difference = paired_difference([mine[s] for s in common], [theirs[s] for s in common], confidence)
                 values[name] = replace(difference, spread=None)
-        rows.append(Row(f"{reference} − {label}", {**values, "seeds": Value(pairs)}))
+        rows.append(Row(label, {**values, "seeds": Value(pairs)}))
     note = f"Paired by seed; brackets: {confidence:.0%} confidence interval of Student's t, from two common seeds on."
-    return Table(f"Lead of {reference}", columns, rows, [note], "Difference")
+    return Table(f"Lead of {reference} over the others", columns, rows, [note], "Over")
 
 
 def paper_numbers(result: Result) -> dict:
