@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -104,7 +105,8 @@ def run(
     else:
         config = resolve(recipe=recipe, settings=settings or [], fast=fast, **chosen)
 
-    display = LiveDisplay(quiet=quiet)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, one talks
+    display = LiveDisplay(quiet=quiet or not first)
     from fscil import protocol
 
     folder = resume or output or protocol.new_folder(config)
@@ -117,6 +119,8 @@ def run(
         advice = f"go on with: fscil run --resume {folder}" if started else "nothing was written yet"
         print(f"stopped; {advice}", file=sys.stderr)
         raise typer.Exit(130) from None
+    if not first:
+        return
     averaging = config.evaluation.hacc
     title = f"{config.method} on {config.dataset}, seed {config.seed}"
     output_console().print(session_table(results.sessions, results.summary, averaging, title))
