@@ -23,8 +23,8 @@ BASE = 6
 # Set on every method whose Options have the field.
 SMALL: dict[str, Any] = {
     "epochs": 2, "learn_epochs": 2, "boosting_epochs": 2, "compression_epochs": 2, "episode_epochs": 2,
-    "batch_size": 16, "rank": 2, "per_class": 4, "episodes": 2, "way": 3, "queries": 2, "virtual_classes": 4, "mapped_dim": 8,
-    "features_per_class": 8, "calibration_batch": 16, "calibration_epochs": 2, "views": 2,
+    "batch_size": 16, "rank": 2, "per_class": 4, "episodes": 2, "way": 3, "queries": 2, "virtual_classes": 4,
+    "mapped_dim": 8, "features_per_class": 8, "calibration_batch": 16, "calibration_epochs": 2, "views": 2,
 }  # fmt: skip
 
 
@@ -77,7 +77,8 @@ def make_method(
     known = {field.name for field in dataclasses.fields(cls.Options)}
     small = {key: value for key, value in SMALL.items() if key in known}
     chosen = {**small, **entry.options, **(options or {})}
-    return cls(backbone or make_backbone(), cls.Options(**chosen), Runtime(**runtime))
+    place = Runtime(**runtime)
+    return cls(backbone or make_backbone().prepare(place), cls.Options(**chosen), place)
 
 
 def copy_state(method: Method) -> dict[str, Tensor]:

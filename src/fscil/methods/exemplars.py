@@ -72,7 +72,7 @@ class Exemplars(nn.Module):
 
 
 def choose_exemplars(features: Tensor, labels: Tensor, touched: Sequence[int], classes: int, per_class: int) -> Tensor:
-    """Positions to keep, class by class: herded for classes with new images, else the first of the order they are in."""
+    """Positions to keep, class by class: herded for classes with new images, else the first in the order they have."""
     positions = []
     for label in range(classes):
         own = (labels == label).nonzero().squeeze(1)
@@ -105,7 +105,7 @@ class ExemplarMethod(Method):
         self.memory = Exemplars(runtime.device)
 
     def autocast(self) -> AbstractContextManager:
-        """bf16 products on fp32 weights where a run computes in bf16 (no cache of casts: steps may be captured as graphs)."""
+        """bf16 products on fp32 weights where a run computes in bf16; no cached casts, as steps may be captured."""
         wanted = self.runtime.dtype == torch.bfloat16
         return torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=wanted, cache_enabled=False)
 

@@ -119,7 +119,7 @@ class FACT(AdapterMethod):
 
 
 def tie(classes: int, virtual: int, tied: int, generator: torch.Generator) -> Tensor:
-    """Which virtual classes images of a base class may take on (classes, V): each is tied to `tied` random base classes.
+    """Which virtual classes images of a base class may take on (classes, V): each is tied to `tied` random ones.
 
     A base class that was never drawn may take on any.
     """
