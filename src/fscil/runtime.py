@@ -87,6 +87,8 @@ class Runtime:
         bf16 = precision == "bf16" or (precision == "auto" and place.type == "cuda" and torch.cuda.is_bf16_supported())
         dtype = torch.bfloat16 if bf16 else torch.float64 if precision == "fp64" else torch.float32
         on_cuda = place.type == "cuda"
+        if on_cuda:
+            rest.setdefault("batch_size_eval", 256)
         use_compile = on_cuda if compile == "auto" else compile in ("on", True, "true")
         return cls(
             device=place,

@@ -27,10 +27,9 @@ class LoRA(nn.Module):
     (2, 10, 737280)
     """
 
-    def __init__(self, A: Tensor, B: Tensor, folded: bool = False):
+    def __init__(self, A: Tensor, B: Tensor):
         super().__init__()
         self.A, self.B = nn.Parameter(A), nn.Parameter(B)
-        self.folded = folded  # multiply with W + B A instead of adding the low-rank product to the output
 
     @property
     def depth(self) -> int:
@@ -44,8 +43,8 @@ class LoRA(nn.Module):
     def rank(self) -> int:
         return self.A.shape[3]
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor, bool]:
-        return self.A[index], self.B[index], self.folded
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.A[index], self.B[index]
 
     def dense(self) -> Tensor:
         """ΔW = B A of every block, set and projection: (blocks, sets, 2, d, d)."""
@@ -53,9 +52,8 @@ class LoRA(nn.Module):
 
     def select(self, *sets: int) -> LoRA:
         """The given sets alone, frozen."""
-        return LoRA(
-            self.A[:, list(sets)].detach().clone(), self.B[:, list(sets)].detach().clone(), self.folded
-        ).requires_grad_(False)
+        chosen = list(sets)
+        return LoRA(self.A[:, chosen].detach().clone(), self.B[:, chosen].detach().clone()).requires_grad_(False)
 
 
 def initial_lora(
@@ -86,48 +84,87 @@ class KVLinear(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         self.out_features, self.in_features = linear.out_features, linear.in_features
 
-    def forward(self, x: Tensor, factors: tuple[Tensor, Tensor, bool] | None = None, shared: bool = False) -> Tensor:
-        """qkv of tokens (S·B, T, d), streams outermost; with `shared`, x is (B, T, d) and every stream reads the same tokens."""
-        if factors is None:
-            return F.linear(x, self.weight, self.bias)
-        A, B, folded = factors
-        sets, _, rank, dim = A.shape
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def split(
+        self, x: Tensor, factors: tuple[Tensor, Tensor] | None = None, shared: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v, each (S·B, T, d), of tokens (S·B, T, d) with streams outermost; with `shared`, x is (B, T, d) and all streams read it."""
         width = self.out_features // 3
-        lead = x.shape[:-1]
-        if folded and not shared:
-            out = FoldedKV.apply(x.view(sets, -1, dim), self.weight, self.bias, A, B)
-            return out.view(*lead, -1)
-        A, B = A.to(x.dtype), B.to(x.dtype)
-        base = F.linear(x, self.weight, self.bias)
+        if factors is None:
+            return self(x).split(width, -1)
+        A, B = factors[0].to(x.dtype), factors[1].to(x.dtype)
+        sets, _, rank, dim = A.shape
+        lead = (sets * x.shape[0], x.shape[1]) if shared else x.shape[:2]
+        if x.is_cuda and rank % 8:  # tensor cores want ranks in eights; zero columns change nothing
+            A, B, rank = F.pad(A, (0, 0, 0, -rank % 8)), F.pad(B, (0, -rank % 8)), rank + -rank % 8
+        if x.is_cuda and not shared and self.bias is not None:
+            qkv, _ = project(x.view(sets, -1, dim), self.weight, self.bias, A, B)
+            return qkv.view(*lead, 3 * width).split(width, -1)
         tokens = x.reshape(1 if shared else sets, -1, dim)
+        base = self(tokens).expand(sets, -1, -1)
         low = tokens @ A.reshape(sets, 2 * rank, dim).transpose(1, 2)  # (S, N, 2r)
-        delta = torch.cat(
-            [low[..., :rank] @ B[:, 0].transpose(1, 2), low[..., rank:] @ B[:, 1].transpose(1, 2)], -1
-        )  # (S, N, 2d)
-        if shared:
-            base = base.reshape(1, -1, 3 * width).expand(sets, -1, -1)
-            lead = (sets * lead[0], *lead[1:])
-        base = base.reshape(sets, -1, 3 * width)
-        return torch.cat([base[..., :width], base[..., width:] + delta], -1).view(*lead, -1)
+        k = base[..., width : 2 * width] + low[..., :rank] @ B[:, 0].transpose(1, 2)
+        v = base[..., 2 * width :] + low[..., rank:] @ B[:, 1].transpose(1, 2)
+        return base[..., :width].reshape(*lead, width), k.view(*lead, width), v.view(*lead, width)
 
 
-class FoldedKV(torch.autograd.Function):
-    """x (W + [0; B_k A_k; B_v A_v])ᵀ + b per stream, with the gradients of A and B through the dense gradient of the k and v rows."""
+# On a GPU the adapters are memory-bound: every pass over the keys and values counts. The two operators below write the low-rank products
+# straight into the k and v columns of the fused projection, and read each gradient once per thin product.
 
-    @staticmethod
-    def forward(ctx, x, weight, bias, A, B):
-        width = weight.shape[0] // 3
-        delta = (B @ A).reshape(A.shape[0], 2 * width, A.shape[-1])
-        kv = (weight[width:] + delta).to(x.dtype)
-        folded = torch.cat([weight[:width].to(x.dtype).expand(A.shape[0], -1, -1), kv], 1)  # (S, 3d, d)
-        ctx.save_for_backward(x, folded, A, B)
-        out = x @ folded.transpose(1, 2)
-        return out if bias is None else out + bias
 
-    @staticmethod
-    def backward(ctx, grad):
-        x, folded, A, B = ctx.saved_tensors
-        width = folded.shape[1] // 3
-        grad_x = grad @ folded if ctx.needs_input_grad[0] else None
-        dense = (grad[..., width:].transpose(1, 2) @ x).view(*B.shape[:2], width, -1).to(A.dtype)  # (S, 2, d, d)
-        return grad_x, None, None, B.transpose(2, 3) @ dense, dense @ A.transpose(2, 3)
+@torch.library.custom_op("fscil::project", mutates_args=())
+def project(x: Tensor, weight: Tensor, bias: Tensor, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """qkv (S, N, 3d) = x Wᵀ + b + [0, x A_kᵀ B_kᵀ, x A_vᵀ B_vᵀ], and x Aᵀ (S, N, 2r): x (S, N, d), A (S, 2, r, d), B (S, 2, d, r)."""
+    sets, _, rank, dim = A.shape
+    width = weight.shape[0] // 3
+    qkv = torch.addmm(bias, x.reshape(-1, dim), weight.T).view(sets, -1, 3 * width)
+    low = x @ A.reshape(sets, 2 * rank, dim).transpose(1, 2)
+    for part in (0, 1):
+        columns = qkv[..., (1 + part) * width : (2 + part) * width]
+        columns.baddbmm_(low[..., part * rank : (part + 1) * rank], B[:, part].transpose(1, 2))
+    return qkv, low
+
+
+@project.register_fake
+def _(x, weight, bias, A, B):
+    return x.new_empty(*x.shape[:2], weight.shape[0]), x.new_empty(*x.shape[:2], 2 * A.shape[2])
+
+
+@torch.library.custom_op("fscil::project_backward", mutates_args=())
+def project_backward(
+    grad: Tensor, x: Tensor, low: Tensor, weight: Tensor, A: Tensor, B: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, A and B from the gradient of qkv."""
+    sets, _, rank, dim = A.shape
+    width = weight.shape[0] // 3
+    grad_x = (grad.reshape(-1, 3 * width) @ weight).view(x.shape)
+    up = grad.new_empty(*grad.shape[:2], 2 * rank)  # gradient of `low`
+    grad_B = torch.empty_like(B)
+    for part in (0, 1):
+        columns = grad[..., (1 + part) * width : (2 + part) * width]
+        ranks = slice(part * rank, (part + 1) * rank)
+        up[..., ranks] = columns @ B[:, part]
+        grad_B[:, part] = columns.transpose(1, 2) @ low[..., ranks]
+    grad_x.baddbmm_(up, A.reshape(sets, 2 * rank, dim))
+    return grad_x, (up.transpose(1, 2) @ x).view(A.shape), grad_B
+
+
+@project_backward.register_fake
+def _(grad, x, low, weight, A, B):
+    return torch.empty_like(x), torch.empty_like(A), torch.empty_like(B)
+
+
+def _remember(ctx, inputs, output):
+    x, weight, _, A, B = inputs
+    ctx.save_for_backward(x, output[1], weight, A, B)
+
+
+def _backward(ctx, grad, _):
+    x, low, weight, A, B = ctx.saved_tensors
+    grad_x, grad_A, grad_B = project_backward(grad.contiguous(), x, low, weight, A, B)
+    return grad_x, None, None, grad_A, grad_B
+
+
+project.register_autograd(_backward, setup_context=_remember)

@@ -147,11 +147,15 @@ def fisher_information(
         logits = streams.scales.view(-1, 1, 1) * cosine(backbone.pool(tokens).view(sets, count, -1), heads)
         losses = F.cross_entropy(logits.flatten(0, 1), target.repeat(sets), reduction="none").view(sets, count)
         gradients = torch.autograd.grad(losses.mean(1).sum() if form == "batch" else losses.sum(), probes)
+        exact = torch.backends.cuda.matmul.allow_tf32
+        # Values rounded to bf16 are TF32 values, so TF32 products of them lose nothing.
+        torch.backends.cuda.matmul.allow_tf32 = exact or backbone.dtype == torch.bfloat16
         for block, (x, g) in enumerate(zip(inputs, gradients, strict=True)):
             x = x.detach().to(wide).view(-1, count, length, dim)  # block 0 is shared by all sets: (1, B, T, d)
             g = g.to(wide).view(sets, count, length, 2, dim)
             for part in (0, 1):
                 total[block, :, part] += square(x.expand(sets, -1, -1, -1), g[..., part, :])
+        torch.backends.cuda.matmul.allow_tf32 = exact
     divisor = len(batches) if form == "batch" else len(labels)
     return runtime.sum_over_processes(total) / divisor
 

@@ -112,13 +112,13 @@ class Method(nn.Module):
         self, images: Pixels, function: Callable[..., Tensor], description: str = "features", *aligned: Tensor
     ) -> Tensor:
         """Rows of `function(plain images, *their rows of aligned)`, in order, shared out over the processes."""
-        runtime = self.runtime
-        mine = torch.tensor(list(runtime.share(len(images))), dtype=torch.int64)
+        runtime, size = self.runtime, self.runtime.batch_size_eval
+        mine = torch.tensor(list(runtime.share(len(images))) or [0], dtype=torch.int64)
+        short = -len(mine) % size if runtime.compile and len(mine) > size else 0  # one batch shape, compiled once
+        padded = torch.cat([mine, mine[:1].expand(short)]).to(images.index_device)
         with torch.no_grad():
             parts = [
                 function(images.plain(p), *(rows[p.to(rows.device)] for rows in aligned))
-                for p in runtime.track(mine.split(runtime.batch_size_eval), description)
+                for p in runtime.track(padded.split(size), description)
             ]
-            if not parts:
-                parts = [function(images.plain(torch.zeros(1, dtype=torch.int64)), *(rows[:1] for rows in aligned))[:0]]
-        return runtime.gather_rows(torch.cat(parts), len(images))
+        return runtime.gather_rows(torch.cat(parts)[: len(runtime.share(len(images)))], len(images))

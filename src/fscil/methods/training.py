@@ -93,13 +93,13 @@ def train(
             group["lr"] = schedule.rate(epoch) * factor
         if begin_epoch is not None:
             begin_epoch(epoch)
-        order = torch.randperm(len(images), generator=runtime.generator(stage, "order", epoch))
+        order = torch.randperm(len(images), generator=runtime.generator(stage, "order", epoch)).to(images.index_device)
         total, started, counted = torch.zeros((), device=runtime.device, dtype=torch.float64), time.perf_counter(), 0
         batches = order.split(schedule.batch_size)
         for number, positions in enumerate(
             runtime.track(batches, f"epoch {epoch + 1}/{schedule.epochs}", len(batches))
         ):
-            share = positions[list(runtime.share(len(positions)))]
+            share = positions[runtime.share(len(positions)).start : runtime.share(len(positions)).stop]
             # a batch smaller than the number of processes leaves some of them without a share
             for part in share.split(runtime.micro_batch or len(share)) if len(share) else ():
                 batch = Batch(images.augmented(part, epoch), labels[part.to(labels.device)], part.to(labels.device))

@@ -1,0 +1,42 @@
+"""Shared by the benchmarks: made-up images, timing and the line that names hardware and versions."""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import numpy as np
+import torch
+
+from fscil.data.pixels import ImageStore, Pixels, Transform
+from fscil.data.stream import Task
+
+
+def made_up_task(classes: int, per_class: int, side: int = 32, device: str = "cuda", seed: int = 0, size: int = 224) -> Task:
+    """Random images of the given size; neither speed nor memory depends on what they show."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (classes * per_class, side, side, 3), dtype=np.uint8)
+    store = ImageStore.from_array(images).to(device)
+    pixels = Pixels(store, Transform(size=size, resize=256 * size // 224), seed=seed, device=device)
+    return Task(0, tuple(range(classes)), pixels, torch.arange(classes).repeat_interleave(per_class))
+
+
+def environment() -> str:
+    """Hardware and versions, for the results page."""
+    place = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    return f"{place}; torch {torch.__version__}; Python {platform.python_version()}"
+
+
+def seconds(function, *arguments) -> float:
+    """Wall-clock seconds of a call, synchronised with the device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    function(*arguments)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak_gb() -> float:
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else float("nan")
