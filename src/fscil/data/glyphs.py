@@ -20,7 +20,6 @@ import functools
 import hashlib
 import importlib.util
 import json
-import os
 import unicodedata
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -73,7 +72,16 @@ class Nuisance:
 # Difficulty of the benchmark and of the pictures its backbones are pretrained on (milder, another domain).
 NUISANCE = {
     "benchmark": Nuisance(),
-    "pretrain": Nuisance(),
+    "pretrain": Nuisance(
+        rotation=12.0,
+        shear=0.15,
+        elastic=0.03,
+        contrast=(0.3, 0.75),
+        texture=0.15,
+        strokes=2,
+        blur=0.5,
+        noise=0.06,
+    ),
 }
 
 _FIELDS = 4 * 4 * 2 + 6 * 6 * 3  # coarse random fields: elastic displacement and background blotches
@@ -240,14 +248,6 @@ def render(part: str, split: str, seed: int, per_class: int, nuisance: Nuisance)
     return images, np.repeat(np.arange(len(classes)), per_class)
 
 
-def _cache_folder(cache: Path | None) -> Path:
-    if cache is not None:
-        return Path(cache)
-    chosen = os.environ.get("FSCIL_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(home) / "fscil"
-
-
 def glyph_images(
     part: str, split: str, seed: int = 0, per_class: int | None = None, cache: Path | None = None
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -262,6 +262,7 @@ def glyph_images(
     from safetensors.numpy import load, save
 
     from fscil.checkpoint import atomic_write
+    from fscil.data import cache_dir
 
     for argument, value, choices in (("part", part, NUISANCE), ("split", split, PER_CLASS)):
         if value not in choices:
@@ -278,12 +279,11 @@ def glyph_images(
         "request": [part, split, seed, per_class],
     }
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:20]
-    path = _cache_folder(cache) / "glyphs" / f"{part}-{split}-{key}.safetensors"
+    path = (cache or cache_dir()) / "glyphs" / f"{part}-{split}-{key}.safetensors"
     try:
         kept = load(path.read_bytes())
         images, labels = kept["images"], kept["labels"]
     except Exception:  # absent or damaged: draw again
         images, labels = render(part, split, seed, per_class, NUISANCE[part])
-        path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, save({"images": images, "labels": labels}))
     return images, labels, [class_name(entry["code"]) for entry in classes]
