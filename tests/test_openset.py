@@ -99,15 +99,23 @@ def test_oas_agrees_with_scikit_learn_and_shrinks_more_for_fewer_pictures():
     assert oas_shrinkage(covariance, 0) == 1.0
 
 
-def test_temperature_is_a_minimum_of_the_log_loss():
+def test_temperature_is_a_minimum_of_the_smoothed_log_loss():
     generator = torch.Generator().manual_seed(0)
     true = torch.randn(4000, 5, generator=generator, dtype=torch.float64)
-    labels = torch.distributions.Categorical(logits=true).sample()
-    assert fit_temperature(true * 4, labels) == pytest.approx(4, rel=0.1)
-    logits = true.clone().requires_grad_(False) * 4
+    labels = torch.multinomial(true.softmax(1), 1, generator=generator).squeeze(1)
+    logits = true * 4
     temperature = torch.tensor(fit_temperature(logits, labels), dtype=torch.float64, requires_grad=True)
-    torch.nn.functional.cross_entropy(logits / temperature, labels).backward()
+    assert float(temperature) == pytest.approx(4, rel=0.1)
+    torch.nn.functional.cross_entropy(logits / temperature, labels, label_smoothing=1 / 4002).backward()
     assert abs(float(temperature.grad)) < 1e-6
+
+
+def test_no_mistake_on_few_pictures_is_not_certainty():
+    logits, labels = 50 * torch.eye(4).repeat(5, 1), torch.arange(4).repeat(5)
+    confidence = (logits / fit_temperature(logits, labels)).softmax(1).amax(1)
+    assert 0.9 < float(confidence.mean()) < 0.99
+    logits[:, 3] = -torch.inf  # a class that this part of a cross-validation does not know
+    assert 0 < fit_temperature(logits[labels < 3], labels[labels < 3]) < 100
 
 
 def test_threshold_keeps_its_promise_on_fresh_pictures():

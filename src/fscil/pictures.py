@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Pictures:
     store: ImageStore
     kept: list[int]
     fingerprints: Tensor  # int64 (n,): equal for equal pixels
-    bad: list[str]
+    bad: dict[int, str]  # position -> reason
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -88,13 +88,11 @@ def pair(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
         X, labels = [item[0] for item in pairs], [item[1] for item in pairs]
         y = [names[int(label)] if names is not None else _plain(label) for label in labels]
     if y is None:
-        raise UserError(
-            "labels are missing: pass y, a folder of class folders, or a dataset of (picture, label) pairs."
-        )
+        raise UserError("labels are missing: pass y, a folder of class folders, or a dataset of pairs.")
     pictures, labels = listed(X), [label_name(_plain(label)) for label in y]
     if len(pictures) != len(labels):
         raise UserError(f"there are {len(pictures)} pictures but {len(labels)} labels.")
-    if not pictures:
+    if not labels:
         raise UserError("no pictures were given.")
     if len({type(label) for label in labels}) > 1:
         labels = [str(label) for label in labels]
@@ -167,54 +165,54 @@ def read_pictures(X: Sequence[Any], short_side: int, skip_bad: bool = False, cac
     """Decodes all pictures. Those that cannot be read are an error that names them, or are left out with `skip_bad`."""
     if cache is not None and len(X) >= DISK_FROM and all(isinstance(item, (str, os.PathLike)) for item in X):
         return _read_through_disk(X, short_side, skip_bad, cache)
-    arrays, kept, bad = [], [], []
+    arrays, kept, bad = [], [], {}
     for position, result in enumerate(_attempts(X, short_side)):
         if isinstance(result, str):
-            bad.append(result)
+            bad[position] = result
         else:
             arrays.append(result)
             kept.append(position)
     if bad and not skip_bad:
-        refuse(bad, len(X))
-    store = ImageStore.from_list(arrays)
-    return Pictures(store, kept, _fingerprints(arrays), bad)
+        refuse(X, bad)
+    return Pictures(ImageStore.from_list(arrays), kept, _fingerprints(arrays), bad)
 
 
 def batches(X: Sequence[Any], short_side: int, size: int = 128) -> Iterator[Pictures]:
-    """`read_pictures` a few at a time, so that memory does not grow; unreadable ones are left out and named in `bad`."""
+    """`read_pictures` a few at a time, so that memory does not grow; unreadable ones are only named in `bad`."""
     for start in range(0, len(X), size):
         part = read_pictures(X[start : start + size], short_side, skip_bad=True)
         part.kept = [start + position for position in part.kept]
+        part.bad = {start + position: reason for position, reason in part.bad.items()}
         yield part
 
 
-def refuse(bad: Sequence[str], total: int) -> None:
-    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+def refuse(X: Sequence[Any], bad: Mapping[int, str]) -> None:
+    named = [f"{name_of(X[position], position)} ({reason})" for position, reason in bad.items()]
+    more = f"; and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
     raise UserError(
-        f"{len(bad)} of {total} pictures cannot be read (repair or remove them, or leave them out with --skip-bad or "
-        f"skip_bad=True): {'; '.join(bad[:SHOWN])}{more}"
+        f"{len(named)} of {len(X)} pictures cannot be read (repair or remove them, or leave them out with --skip-bad "
+        f"or skip_bad=True): {'; '.join(named[:SHOWN])}{more}"
     )
 
 
 def _attempts(X: Sequence[Any], short_side: int) -> Iterable[np.ndarray | str]:
-    def attempt(numbered: tuple[int, Any]) -> np.ndarray | str:
-        position, item = numbered
+    def attempt(item: Any) -> np.ndarray | str:
         try:
             return decode(item, short_side)
         except DecodeError as error:
-            return f"{name_of(item, position)} ({str(error).removeprefix(f'{item}: ').removeprefix('image: ')})"
+            return str(error).removeprefix(f"{item}: ").removeprefix("image: ")
         except UserError as error:
-            return f"{name_of(item, position)} ({error})"
+            return str(error)
 
     Image.init()  # all decoders, before threads ask for them
-    return in_order(attempt, enumerate(X))
+    return in_order(attempt, X)
 
 
 def _read_through_disk(X: Sequence[Any], short_side: int, skip_bad: bool, cache: Path) -> Pictures:
     stamps = [(str(Path(item).resolve()), os.path.getsize(item), os.stat(item).st_mtime_ns) for item in X]
     digest = hashlib.sha256(repr((short_side, stamps)).encode()).hexdigest()[:16]
     store, kept = decode_store(list(X), cache / f"pictures-{digest}", short_side=short_side, skip_bad=skip_bad)
-    left_out = [str(X[position]) for position in sorted(set(range(len(X))) - set(kept))]
+    left_out = {position: "left out" for position in sorted(set(range(len(X))) - set(kept))}
     return Pictures(store, kept, _fingerprints(store.image(i).numpy() for i in range(len(store))), left_out)
 
 
@@ -245,8 +243,6 @@ def repeated(
             torn.append(f'"{label}" and "{next(iter(classes))}"')
         classes.add(label)
         keep.append(position)
-    notes = (
-        [f"{twice} of {len(labels)} pictures are the same as another of their class and count once"] if twice else []
-    )
+    notes = [f"{twice} of {len(labels)} pictures repeat another of their class and count once"] if twice else []
     pairs = ", ".join(itertools.islice(dict.fromkeys(torn), 5))
     return keep, notes + ([f"{len(torn)} pictures are given for two classes ({pairs}): check them"] if torn else [])
