@@ -87,7 +87,7 @@ class FACT(AdapterMethod):
         def loss(batch: Batch) -> Tensor:
             partner, share = batch.extras["partner"], batch.extras["share"]
             tokens = backbone.blocks(backbone.embed(batch.images), stop=middle, lora=lora)
-            mixed = torch.lerp(tokens[partner], tokens, share.to(tokens.dtype))
+            mixed = torch.lerp(tokens.index_select(0, partner), tokens, share.to(tokens.dtype))
             # the plain and the mixed tokens share one pass through the upper blocks
             upper = backbone.blocks(torch.cat([tokens, mixed]), start=middle, lora=lora, pooled=True)
             logits = o.scale * cosine(backbone.pool(upper), torch.cat([rows, self.virtual]))
