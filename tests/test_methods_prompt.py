@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch.nn import functional as F
@@ -519,6 +520,18 @@ def test_asp_passes_each_class_of_the_batch_once_as_anchor(backbone):
     chosen = torch.tensor([2, 13])
     expected = method.embed(BASE.images.plain(chosen).double(), encoded[chosen], noise)
     torch.testing.assert_close(features, expected[[1, 0, 0, 1, 0]])
+
+
+def test_asp_noise_is_standard_normal_and_does_not_depend_on_the_batch(backbone):
+    method = make(ASP, backbone, tokens=20)
+    noise = method._noise("image", 3, torch.arange(60))
+    assert noise.shape == (60, DEPTH, 10 * DIM)
+    _, p = scipy.stats.kstest(noise.flatten().numpy(), "norm")
+    assert p > 1e-3  # keyed draws: the same on every run
+    pairs = np.corrcoef(noise.flatten(1).numpy()) - np.eye(60)
+    assert abs(pairs).max() < 6 / noise[0].numel() ** 0.5  # images do not share draws
+    assert torch.equal(method._noise("image", 3, torch.tensor([41, 7])), noise[[41, 7]])
+    assert not torch.equal(method._noise("image", 4, torch.arange(60)), noise)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from fscil.backbones.prompts import draw_uniform, run_deep
 from fscil.backbones.vit import Backbone
-from fscil.data.pixels import Pixels
+from fscil.data.pixels import Pixels, keyed_uniform
 from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.maths.margins import cosine
@@ -29,7 +29,7 @@ from fscil.maths.prototypes import class_means
 from fscil.methods.base import Method
 from fscil.methods.prompted import FrozenFeatures, updated_means
 from fscil.methods.training import Batch, Schedule, train
-from fscil.runtime import Runtime
+from fscil.runtime import Runtime, keyed_seed
 
 STD_SHIFT = 5.0  # σ = softplus(map − 5): almost no noise at the start
 
@@ -113,7 +113,7 @@ class ASP(Method):
         self.count_classes(task)
         self.rows = nn.Parameter(draw_uniform((self.seen, dim), 1 / math.sqrt(dim), runtime, "head"))
         encoded = self.encoder_features(task.images)
-        anchors = torch.zeros(self.seen, dtype=torch.int64)  # position of each class's anchor image
+        anchors = torch.zeros(self.seen, dtype=torch.int64, device=task.images.index_device)  # an image of each class
 
         def begin_epoch(epoch: int) -> None:
             self.average.copy_(self._average_prompt(encoded))
@@ -160,10 +160,13 @@ class ASP(Method):
     def _anchor_features(
         self, task: Task, encoded: Tensor, anchors: Tensor, positions: Tensor, epoch: int, step: int
     ) -> Tensor:
-        """Features (b, d) of the anchor of each image's class, each class's once; no gradient flows through them."""
-        classes, place = torch.unique(task.labels.cpu()[positions.cpu()], return_inverse=True)
-        if self.runtime.compile:  # one shape for all steps, or each new number of classes would be compiled
-            classes = F.pad(classes, (0, len(positions) - len(classes)))
+        """Features (b, d) of the anchor of each image's class; no gradient flows through them.
+
+        Each class passes once; where blocks are compiled, once per image of it, so that all steps have one shape.
+        """
+        classes, place = task.labels.to(positions.device)[positions], torch.arange(len(positions))
+        if not self.runtime.compile:
+            classes, place = torch.unique(classes, return_inverse=True)
         chosen = anchors[classes]
         with torch.no_grad():
             noise = self._noise(f"anchor {step}", epoch, classes)
@@ -171,10 +174,11 @@ class ASP(Method):
         return features[place.to(features.device)]
 
     def _noise(self, kind: str, epoch: int, keys: Tensor) -> Tensor:
-        """ε (b, blocks, n/2 · d), keyed one by one so that it does not depend on how a batch is split."""
-        shape, dtype = (self.backbone.depth, self.average[0].numel()), self.average.dtype
-        draws = [self.runtime.randn(shape, "asp", kind, epoch, int(key), dtype=dtype) for key in keys]
-        return self.options.perturbation * torch.stack(draws)
+        """ε (b, blocks, n/2 · d) by Box and Muller, keyed one by one: it does not depend on how a batch is split."""
+        seed = keyed_seed(self.runtime.seed, "asp", kind)
+        radius, angle = keyed_uniform(seed, epoch, keys, 2 * self.average.numel()).chunk(2, 1)
+        normal = (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * math.pi * angle)
+        return self.options.perturbation * normal.to(self.average).view(len(keys), self.backbone.depth, -1)
 
     # ---- later tasks and scores --------------------------------------------------------------------------------------
     def learn(self, task: Task) -> None:
