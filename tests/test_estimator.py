@@ -7,7 +7,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from made_up_pictures import BACKBONE, pictures, weights_file, write_folders
 from PIL import Image
 from sklearn.base import clone
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -17,6 +16,7 @@ from sklearn.pipeline import Pipeline
 
 from fscil.errors import UserError
 from fscil.estimator import FewShotClassifier, Notice
+from made_up_pictures import BACKBONE, pictures, weights_file, write_folders
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.estimator.Notice")
 TINY_TRAINING = dict(epochs=1, rank=2, features_per_class=8, calibration_batch=16, calibration_epochs=1)

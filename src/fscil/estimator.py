@@ -269,7 +269,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     def drop_history(self) -> FewShotClassifier:
         """Forgets how the model came to be: what was forgotten or undone is gone for good from the next `save` on."""
         self._check_fitted()
-        self._versions = self._versions[-1:]
+        record = self._current().record
+        known = {str(info["name"]): info["pictures"] for info in self._classes}
+        event = {**record["event"], "action": "drop history", "classes": known}
+        known_still = self._held["labels"] >= 0
+        self._held = {key: value[known_still] for key, value in self._held.items()}
+        tensors = {name: tensor.clone() for name, tensor in self._tensors().items()}
+        self._versions = [Version({**record, "event": event}, tensors)]  # written anew: no older file is needed
         return self
 
     # ---- answers ----------------------------------------------------------------------------------------------------
@@ -786,7 +792,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             self._calibration = dict(version.record["calibration"])
             if len(self._classes) != self._method.seen:
                 raise ValueError(f"{len(self._classes)} class names for {self._method.seen} classes")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if self._method.features_fixed:  # shapes that do not fit one another show here, not at the first picture
+                self._from_features(torch.zeros(1, self._backbone.dim, device=self._runtime.device))
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
             raise UserError(f"the saved state does not fit method {self._config['method']}: {error}") from error
 
     @contextlib.contextmanager
