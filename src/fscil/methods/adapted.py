@@ -18,10 +18,6 @@ from fscil.methods.base import Method
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
 
-# Stage of the plain adapters without margin. It keys the order of the batches, so a method that trains under this name
-# and whose own mechanisms are switched off gives exactly the plain adapters.
-PLAIN_STAGE = "adapters m0"
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions:

@@ -21,6 +21,11 @@ from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 
 
+# Stage of a single adapter set without margin. It keys the order of the batches of all adapter sets; a method that
+# trains under this name and whose own mechanisms are switched off gives exactly the plain adapters.
+PLAIN_STAGE = "adapters m0"
+
+
 @dataclass(frozen=True)
 class StreamSpec:
     """How one adapter set is trained: its margin, and a logit scale that is fixed or learned from its initial value."""
@@ -42,6 +47,19 @@ class Streams:
         return Streams(self.lora.select(*sets), self.rows[list(sets)], self.scales[list(sets)])
 
 
+@dataclass(frozen=True)
+class StreamPlan:
+    """The adapter sets a method needs, and how they are trained."""
+
+    specs: tuple[StreamSpec, ...]
+    rank: int
+    init: str
+    schedule: Schedule
+
+    def train(self, backbone: Backbone, task: Task, runtime: Runtime, joint: bool = True) -> Streams:
+        return train_streams(backbone, task, self.specs, self.rank, self.init, self.schedule, runtime, joint)
+
+
 def train_streams(
     backbone: Backbone,
     task: Task,
@@ -58,20 +76,21 @@ def train_streams(
     trained again.
     """
     keys = [_shelf_key(backbone, task, spec, rank, init, schedule, runtime) for spec in specs]
-    found = [runtime.shelf.get(key) for key in keys]
-    missing = [i for i, tensors in enumerate(found) if tensors is None]
-    for group in [missing] if joint else [[i] for i in missing]:
-        if group:
-            trained = _train(backbone, task, [specs[i] for i in group], rank, init, schedule, runtime)
-            for place, i in enumerate(group):
-                lora = trained.lora
-                found[i] = {
-                    "A": lora.A[:, place],
-                    "B": lora.B[:, place],
-                    "rows": trained.rows[place],
-                    "scale": trained.scales[place],
-                }
-                runtime.shelf.put(keys[i], found[i])
+    with runtime.shelf.reserve(keys):
+        found = [runtime.shelf.get(key) for key in keys]
+        missing = [i for i, tensors in enumerate(found) if tensors is None]
+        for group in [missing] if joint else [[i] for i in missing]:
+            if group:
+                trained = _train(backbone, task, [specs[i] for i in group], rank, init, schedule, runtime)
+                for place, i in enumerate(group):
+                    lora = trained.lora
+                    found[i] = {
+                        "A": lora.A[:, place],
+                        "B": lora.B[:, place],
+                        "rows": trained.rows[place],
+                        "scale": trained.scales[place],
+                    }
+                    runtime.shelf.put(keys[i], found[i])
     stack = {name: [tensors[name].to(runtime.device) for tensors in found] for name in ("A", "B", "rows", "scale")}
     lora = LoRA(torch.stack(stack["A"], 1).detach(), torch.stack(stack["B"], 1).detach()).requires_grad_(False)
     return Streams(lora, torch.stack(stack["rows"]), torch.stack(stack["scale"]))
@@ -104,7 +123,9 @@ def _train(
 
     trained = [lora.A, lora.B, rows] + ([scale] if bool(learnable.any()) else [])
     names = "+".join(f"m{s.margin:g}{'s' if s.learnable else ''}" for s in specs)
-    train(f"adapters {names}", task.images, task.labels, trained, loss, schedule, runtime, passes=len(specs))
+    # the same order of batches whichever sets are trained together, so that a set does not depend on its company
+    stage, order = f"adapters {names}", PLAIN_STAGE
+    train(stage, task.images, task.labels, trained, loss, schedule, runtime, passes=len(specs), order=order)
     return Streams(lora.requires_grad_(False), rows.detach(), torch.where(learnable, scale.detach(), fixed))
 
 
@@ -160,14 +181,59 @@ def fisher_information(
     return runtime.sum_over_processes(total) / divisor
 
 
+def fisher_norms(
+    backbone: Backbone,
+    streams: Streams,
+    task: Task,
+    batch_size: int,
+    form: str,
+    runtime: Runtime,
+    shared_head: int | None = None,
+) -> Tensor:
+    """Frobenius norms (blocks, sets, 2) of `fisher_information`; those of a set that the shelf knows are not computed again."""
+    if shared_head is not None:
+        streams = Streams(streams.lora, streams.rows[[shared_head] * streams.lora.sets], streams.scales)
+    keys = []
+    for number in range(streams.lora.sets):
+        own = streams.select(number)
+        tensors = (own.lora.A, own.lora.B, own.rows, own.scales)
+        keys.append(
+            {
+                "part": "Fisher norms",
+                "set": hashlib.sha256(b"".join(t.detach().cpu().numpy().tobytes() for t in tensors)).hexdigest(),
+                **_data_key(backbone, task),
+                "batch_size": batch_size,
+                "form": form,
+                "precision": str(backbone.dtype),
+            }
+        )
+    with runtime.shelf.reserve(keys):
+        found = [runtime.shelf.get(key) for key in keys]
+        missing = [number for number, tensors in enumerate(found) if tensors is None]
+        if missing:
+            computed = fisher_maths.block_norms(
+                fisher_information(backbone, streams.select(*missing), task, batch_size, form, runtime)
+            )
+            for place, number in enumerate(missing):
+                found[number] = {"norms": computed[:, place]}
+                runtime.shelf.put(keys[number], found[number])
+    return torch.stack([tensors["norms"].to(runtime.device) for tensors in found], 1)
+
+
+def _data_key(backbone: Backbone, task: Task) -> dict[str, str]:
+    return {
+        "backbone": backbone.hash,
+        "images": task.images.fingerprint,
+        "labels": hashlib.sha256(task.labels.cpu().numpy().tobytes()).hexdigest()[:16],
+    }
+
+
 def _shelf_key(
     backbone: Backbone, task: Task, spec: StreamSpec, rank: int, init: str, schedule: Schedule, runtime: Runtime
 ) -> dict[str, Any]:
     return {
         "part": "adapter",
-        "backbone": backbone.hash,
-        "images": task.images.fingerprint,
-        "labels": hashlib.sha256(task.labels.cpu().numpy().tobytes()).hexdigest()[:16],
+        **_data_key(backbone, task),
         "spec": asdict(spec),
         "rank": rank,
         "init": init,

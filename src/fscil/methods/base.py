@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.runtime import Runtime
+
+if TYPE_CHECKING:
+    from fscil.methods.adapters import StreamPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,9 @@ class Method(nn.Module):
     Options: type = NoOptions
     features_fixed = False
     can_refine = False  # `learn` takes further images of known classes too, and `forget` exists
+    after_base: frozenset[str] = (
+        frozenset()
+    )  # options without effect on the base task: runs that differ in these share a base model
 
     def __init__(self, backbone: Backbone, options: Any, runtime: Runtime):
         super().__init__()
@@ -45,6 +51,11 @@ class Method(nn.Module):
     def seen(self) -> int:
         """Number of classes known."""
         return len(self.class_counts)
+
+    @classmethod
+    def stream_plan(cls, options: Any) -> StreamPlan | None:
+        """The adapter sets that `fit_base` trains by `train_streams`, if it does: runs can then train theirs in one pass."""
+        return None
 
     def fit_base(self, task: Task) -> None:
         raise NotImplementedError

@@ -24,7 +24,7 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.maths.margins import cosine
 from fscil.methods.adapted import AdapterMethod, AdapterOptions
-from fscil.methods.adapters import StreamSpec, train_streams
+from fscil.methods.adapters import StreamPlan, StreamSpec
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 
@@ -57,10 +57,13 @@ class CEC(AdapterMethod):
         super().__init__(backbone, options, runtime)
         self.graph = GraphAttention(backbone.dim, runtime.generator("graph attention")).to(**self.place)
 
+    @classmethod
+    def stream_plan(cls, options: CECOptions) -> StreamPlan:
+        return StreamPlan((StreamSpec(0.0, options.scale),), options.rank, options.lora_init, options.schedule)
+
     def fit_base(self, task: Task) -> None:
         o, runtime = self.options, self.runtime
-        spec = StreamSpec(0.0, o.scale)
-        streams = train_streams(self.backbone, task, [spec], o.rank, o.lora_init, o.schedule, runtime)
+        streams = self.stream_plan(o).train(self.backbone, task, runtime)
         lora = LoRA(streams.lora.A.detach().clone(), streams.lora.B.detach().clone())
         episodes = Episodes(task, o, runtime)
         targets = torch.arange(episodes.classes, device=runtime.device).repeat(o.queries)

@@ -99,12 +99,13 @@ class Prompted(Method):
         self._grow_head()
         self.open_task(0)
         key = self._shelf_key(task)
-        kept = self.runtime.shelf.get(key)
-        if kept is None:
-            self._train(task, self.options.epochs)
-            self.runtime.shelf.put(key, {name: p.detach() for name, p in self._own_parameters()})
-        else:
-            self.load_state(kept)
+        with self.runtime.shelf.reserve([key]):
+            kept = self.runtime.shelf.get(key)
+            if kept is None:
+                self._train(task, self.options.epochs)
+                self.runtime.shelf.put(key, {name: p.detach() for name, p in self._own_parameters()})
+            else:
+                self.load_state(kept)
         if self.options.prototypes:
             self._average(task, self.class_counts[:0])
 

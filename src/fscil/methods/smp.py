@@ -24,12 +24,11 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.maths.discriminant import discriminant, pooled_covariance
-from fscil.maths.fisher import block_norms
 from fscil.maths.gaussians import Roots, class_roots, covariance_roots, densest_half
 from fscil.maths.margins import cosine, cosine_schedule, margin_loss, rotation
 from fscil.maths.merging import merge_factors, merge_weights
 from fscil.maths.prototypes import class_means, combine_moments, nearest_rows
-from fscil.methods.adapters import Streams, StreamSpec, fisher_information, train_streams
+from fscil.methods.adapters import StreamPlan, Streams, StreamSpec, fisher_norms
 from fscil.methods.base import Method
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
@@ -94,6 +93,10 @@ class SMP(Method):
     Options = SMPOptions
     features_fixed = True
     can_refine = True
+    after_base = frozenset(
+        "calibration_epochs calibration_lr calibration_batch calibration_scale calibration_margin features_per_class real_features views "
+        "density_filter second_centre borrow_from initial_classifier shrinkage correction closed_form_views".split()
+    )
 
     def __init__(self, backbone: Backbone, options: SMPOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
@@ -114,15 +117,16 @@ class SMP(Method):
             self.register_buffer(f"roots_{part}", None)
 
     # ---- base task -------------------------------------------------------------------------------------------------------------
-    def fit_base(self, task: Task) -> None:
-        o = self.options
+    @classmethod
+    def stream_plan(cls, options: SMPOptions) -> StreamPlan:
+        o = options
         schedule = Schedule(o.epochs, o.batch_size, o.lr, o.weight_decay, momentum=o.momentum)
-        d = StreamSpec(o.margin, o.scale, o.learnable_scale)
-        specs = [d] if o.adapters == "one" else [StreamSpec(o.margin_g, o.scale, o.learnable_scale), d]  # set g, set d
-        streams = train_streams(
-            self.backbone, task, specs, o.rank, o.lora_init, schedule, self.runtime, joint=o.training == "joint"
-        )
-        self.adopt(streams, task)
+        g, d = (StreamSpec(margin, o.scale, o.learnable_scale) for margin in (o.margin_g, o.margin))
+        return StreamPlan((d,) if o.adapters == "one" else (g, d), o.rank, o.lora_init, schedule)
+
+    def fit_base(self, task: Task) -> None:
+        joint = self.options.training == "joint"
+        self.adopt(self.stream_plan(self.options).train(self.backbone, task, self.runtime, joint), task)
 
     def adopt(self, streams: Streams, task: Task) -> None:
         """Takes trained adapter sets (g, d or a single one), merges them, and computes the statistics of the base classes."""
@@ -140,7 +144,7 @@ class SMP(Method):
         else:
             backbone = self.backbone.in_float32() if o.fisher_precision == "fp32" else self.backbone
             head = 1 if o.fisher_head == "d" else None
-            norms = block_norms(fisher_information(backbone, streams, task, o.batch_size, o.fisher, runtime, head))
+            norms = fisher_norms(backbone, streams, task, o.batch_size, o.fisher, runtime, head)
         weights = merge_weights(norms)
         self._diagnostics |= {
             "fisher_norms": norms.tolist(),

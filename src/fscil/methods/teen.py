@@ -17,7 +17,7 @@ from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.maths.margins import cosine
 from fscil.methods.adapted import AdapterMethod, AdapterOptions
-from fscil.methods.adapters import StreamSpec, train_streams
+from fscil.methods.adapters import StreamPlan, StreamSpec
 from fscil.runtime import Runtime
 
 
@@ -40,10 +40,13 @@ class TEEN(AdapterMethod):
         super().__init__(backbone, options, runtime)
         self.register_buffer("rows", torch.zeros(0, backbone.dim, **self.place))  # the classifier (seen, d)
 
+    @classmethod
+    def stream_plan(cls, options: TEENOptions) -> StreamPlan:
+        o = options
+        return StreamPlan((StreamSpec(0.0, o.scale, o.learnable_scale),), o.rank, o.lora_init, o.schedule)
+
     def fit_base(self, task: Task) -> None:
-        o = self.options
-        spec = StreamSpec(0.0, o.scale, o.learnable_scale)
-        streams = train_streams(self.backbone, task, [spec], o.rank, o.lora_init, o.schedule, self.runtime)
+        streams = self.stream_plan(self.options).train(self.backbone, task, self.runtime)
         self.freeze(streams.lora, task)
         self.rows = self.prototypes.clone()
 

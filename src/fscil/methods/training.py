@@ -6,6 +6,7 @@ that was stopped after any epoch and resumed ends with the same numbers.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from fscil.data.pixels import Pixels
 from fscil.errors import UserError
 from fscil.maths.margins import cosine_schedule
 from fscil.runtime import Runtime
+
+logger = logging.getLogger(__name__)
 
 GRAPH_WARMUP = 3  # eager steps before a CUDA graph is captured
 REPORT_EVERY = 20  # steps between two looks at the loss (each waits for the device)
@@ -74,11 +77,13 @@ def train(
     buffers: Sequence[Tensor] = (),
     graph: bool = True,
     passes: int = 1,
+    order: str | None = None,
 ) -> float:
     """Trains `parameters` on augmented batches and returns the mean loss of the last epoch.
 
     `parameters` may be groups (dicts with `params` and a factor `lr_factor`). `extras(positions, epoch, step)` gives further tensors of a step. What `loss` reads besides its batch must be updated in
-    place, because on a GPU the step is captured once as a CUDA graph. `passes` counts forward passes per image in the images/s shown.
+    place, because on a GPU the step is captured once as a CUDA graph. `passes` counts forward passes per image in the images/s shown. `order` keys
+    the shuffling where stages of different names are to see the same batches.
     """
     groups = [dict(g) for g in parameters] if isinstance(parameters[0], dict) else [{"params": list(parameters)}]
     factors = [g.pop("lr_factor", 1.0) for g in groups]
@@ -93,9 +98,11 @@ def train(
             group["lr"] = schedule.rate(epoch) * factor
         if begin_epoch is not None:
             begin_epoch(epoch)
-        order = torch.randperm(len(images), generator=runtime.generator(stage, "order", epoch)).to(images.index_device)
+        shuffled = torch.randperm(len(images), generator=runtime.generator(order or stage, "order", epoch)).to(
+            images.index_device
+        )
         total, started, counted = torch.zeros((), device=runtime.device, dtype=torch.float64), time.perf_counter(), 0
-        batches = order.split(schedule.batch_size)
+        batches = shuffled.split(schedule.batch_size)
         for number, positions in enumerate(
             runtime.track(batches, f"epoch {epoch + 1}/{schedule.epochs}", len(batches))
         ):
@@ -231,4 +238,5 @@ def _restore(runtime: Runtime, stage: str, weights, buffers, optimiser) -> int:
             _, index, key = name.split(".", 2)
             state.setdefault(int(index), {})[key] = value.to(runtime.device) if key != "step" else value
     optimiser.load_state_dict(optimiser.state_dict() | {"state": state})
+    logger.info("%s: going on after epoch %d", stage, int(kept["epoch"]))
     return int(kept["epoch"])
