@@ -110,7 +110,7 @@ class Backbone(nn.Module):
     def prepare(self, runtime) -> Backbone:
         """Moves the weights to the runtime's device and precision and compiles the block if asked for."""
         _ = self.hash  # taken before any rounding
-        if runtime.dtype == torch.bfloat16:
+        if runtime.dtype == torch.bfloat16 and self.dtype != torch.bfloat16:
             self._master = {k: v.clone() for k, v in self.vit.state_dict().items()}
         self.to(device=runtime.device, dtype=runtime.dtype)
         self.checkpointing = runtime.checkpointing
