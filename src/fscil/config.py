@@ -61,6 +61,7 @@ class RuntimeConfig:
     micro_batch: int | None = None  # split every training batch into pieces of this size, for small GPUs
     checkpointing: bool = False  # recompute activations in the backward pass: slower, far less memory
     processes: int = 1  # how many processes took part (recorded; set by `accelerate launch`)
+    tensorboard: bool = False  # write loss and metrics for TensorBoard into the run folder
     keep: Literal["ends", "all"] = "ends"  # which checkpoints stay: after the base and the last task, or after each
 
     def __post_init__(self) -> None:
@@ -172,6 +173,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, arguments, key)
     if origin is Literal:
+        if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # YAML reads on and off as truth values
+            value = "on" if value else "off"
         if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
             raise UserError(_not_a_choice(key, value, arguments))
         return value
