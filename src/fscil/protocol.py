@@ -14,6 +14,7 @@ The folder (every file is written whole or not at all):
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import platform
@@ -21,7 +22,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,14 +46,18 @@ from fscil.data.datasets import Dataset, load_dataset
 from fscil.data.pixels import Transform
 from fscil.data.settings import with_defaults
 from fscil.data.shots import save_ledger
-from fscil.data.stream import Stream, make_stream
+from fscil.data.stream import Stream, Task, make_stream
 from fscil.display import LiveDisplay, session_line
 from fscil.errors import UserError
 from fscil.evaluation import metrics
 from fscil.runtime import Runtime
+from fscil.scalars import TensorBoard, check_tensorboard, tensorboard
 
 if TYPE_CHECKING:
     from fscil.methods.base import Method
+
+
+DIAGNOSTICS = "diagnostics.json"  # of a base model on the shelf, as a tensor of bytes
 
 
 @dataclass(frozen=True)
@@ -93,14 +98,18 @@ def run(
     backbone: Backbone | None = None,
     announce: bool = False,
     runtime: Mapping[str, Any] | None = None,
+    share_base: bool = False,
 ) -> Results:
     """Run `config` and keep it in `folder` (a new one under runs/ by default).
 
     With `resume`, go on where a former call in `folder` stopped; the numbers are those of an uninterrupted run.
     `stream` and `backbone` may be given when several runs share them; `announce` says what is about to
     happen and how much time and memory it may take; `runtime` has services for the Runtime, such as {"shelf": …}.
+    With `share_base`, the model after the base task is left on that shelf, and taken from it.
     """
     display = display or LiveDisplay(quiet=True)
+    if config.runtime.tensorboard:
+        check_tensorboard()
     place = make_runtime(config, display, **dict(runtime or {}))
     folder = _same_everywhere(Path(folder) if folder is not None else new_folder(config), place)
     if resume:
@@ -130,7 +139,8 @@ def run(
         place.wait()
         if announce and place.is_main:
             _announce(record, backbone, display)
-        _learn_all(method, stream, place, record, config, display)
+        with tensorboard(record, place):
+            _learn_all(method, stream, place, record, config, display, share_base)
         return record.finish(method, backbone, transform)
 
 
@@ -147,16 +157,22 @@ def _announce(record: RunRecord, backbone: Backbone, display: LiveDisplay) -> No
 
 
 def _learn_all(
-    method: Method, stream: Stream, runtime: Runtime, record: RunRecord, config: RunConfig, display: LiveDisplay
+    method: Method,
+    stream: Stream,
+    runtime: Runtime,
+    record: RunRecord,
+    config: RunConfig,
+    display: LiveDisplay,
+    share_base: bool,
 ) -> None:
     """Every task that is still to be learned: learn, evaluate, write down."""
     cached: torch.Tensor | None = None  # test features, once the backbone stays as it is
     for task in stream.tasks[len(record.sessions) :]:
         record.keeper.task = task.index
         memory = PeakMemory(runtime)
-        began = time.perf_counter()
+        began, found = time.perf_counter(), runtime.shelf.hits
         if task.index == 0:
-            method.fit_base(task)
+            _fit_base(method, task, runtime, share_base)
         else:
             method.learn(task)
         runtime.synchronize()
@@ -187,6 +203,7 @@ def _learn_all(
             "seconds": ended - began,
             "learning_seconds": learned - began,
             "evaluation_seconds": ended - learned,
+            "parts_from_shelf": runtime.shelf.hits - found,  # then the times do not count what made them
             **memory.read(),
             "trainable_parameters": method.trainable_parameters(),
             "stored_images": count,
@@ -197,12 +214,43 @@ def _learn_all(
         display.line(session_line(session, len(stream.tasks) - 1, config.evaluation.hacc))
 
 
+def _fit_base(method: Method, task: Task, runtime: Runtime, share: bool) -> None:
+    """Learn the base task; or, where runs `share` it, take over what one of them learned."""
+    if not share:
+        method.fit_base(task)
+        return
+    cls = type(method)
+    options = {name: value for name, value in asdict(method.options).items() if name not in method.after_base}
+    key = {
+        "part": "base model",
+        "method": f"{cls.__module__}:{cls.__qualname__}",
+        "options": options,
+        "backbone": method.backbone.hash,
+        "images": task.images.fingerprint,
+        "labels": hashlib.sha256(task.labels.cpu().numpy().tobytes()).hexdigest()[:16],
+        "seed": runtime.seed,
+        "precision": str(runtime.dtype),
+    }
+    with runtime.shelf.reserve([key]):
+        state = runtime.shelf.get(key)
+        if state is None:
+            method.fit_base(task)
+            facts = torch.frombuffer(
+                bytearray(json.dumps(_json_able(method.diagnostics())).encode()), dtype=torch.uint8
+            )
+            runtime.shelf.put(key, {**method.state(), DIAGNOSTICS: facts})
+        else:
+            method._diagnostics = json.loads(bytes(state.pop(DIAGNOSTICS).tolist()))
+            method.load_state(state)
+
+
 class RunRecord:
     """The run folder: what is written when, and how it is read back."""
 
     def __init__(self, folder: Path, config: RunConfig, stream: Stream, runtime: Runtime):
         self.folder, self.config, self.stream, self.runtime = folder, config, stream, runtime
         self.sessions: list[dict[str, Any]] = []
+        self.scalars: TensorBoard | None = None
         self.keeper = RunKeeper(folder / "checkpoints", config.fingerprint(), writes=runtime.is_main)
         runtime.keeper = self.keeper
 
@@ -274,6 +322,8 @@ class RunRecord:
             atomic_write(self.folder / "metrics.jsonl", lines)
             save_tensors(self.checkpoint(number), method.state(), meta)
             self.keeper.clear()
+            if self.scalars is not None:
+                self.scalars.session(session)
             if self.config.runtime.keep == "ends" and number > 1:
                 self.checkpoint(number - 1).unlink(missing_ok=True)
         self.runtime.wait()

@@ -58,6 +58,9 @@ def run(
     fast: Annotated[bool, typer.Option("--fast", help="Apply the recipe's `fast:` block: a quick look.")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32, bf16.")] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Log loss and metrics for TensorBoard, in the run folder.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the final table.")] = False,
 ) -> None:
     """Run a method on a dataset: base task, every few-shot task, evaluation after each.
@@ -89,7 +92,7 @@ def run(
             "store": store,
             "skip_bad": skip_bad or None,
         },
-        "runtime": {"device": device, "precision": precision},
+        "runtime": {"device": device, "precision": precision, "tensorboard": tensorboard or None},
     }
     for group, values in nested.items():
         flags[group] = {key: value for key, value in values.items() if value is not None} or None

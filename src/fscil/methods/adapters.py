@@ -20,7 +20,6 @@ from fscil.maths.margins import cosine, streams_loss
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 
-
 # Stage of a single adapter set without margin. It keys the order of the batches of all adapter sets; a method that
 # trains under this name and whose own mechanisms are switched off gives exactly the plain adapters.
 PLAIN_STAGE = "adapters m0"
@@ -190,7 +189,7 @@ def fisher_norms(
     runtime: Runtime,
     shared_head: int | None = None,
 ) -> Tensor:
-    """Frobenius norms (blocks, sets, 2) of `fisher_information`; those of a set that the shelf knows are not computed again."""
+    """Frobenius norms (blocks, sets, 2) of `fisher_information`; those of sets that the shelf knows are read from it."""
     if shared_head is not None:
         streams = Streams(streams.lora, streams.rows[[shared_head] * streams.lora.sets], streams.scales)
     keys = []
