@@ -33,9 +33,10 @@ from fscil.data.glyphs import BASE_CLASSES, DRAWS, IMAGE_SIZE, NUISANCE, RENDERE
 
 ARCHITECTURE = dict(img_size=IMAGE_SIZE, patch_size=8, embed_dim=128, depth=6, num_heads=4, num_classes=0)
 EVALUATION_BATCH = 512
+TEMPERATURE = 0.2
 OBJECTIVES = {
     "glyph_vit_a": "supervised: cross-entropy over the pretraining classes, label smoothing 0.1",
-    "glyph_vit_b": "self-supervised: SimCLR on drawings (one character in one font), temperature 0.1, no labels",
+    "glyph_vit_b": f"self-supervised: SimCLR on drawings (a character in a font), temperature {TEMPERATURE}, no labels",
 }
 
 
@@ -60,7 +61,8 @@ class Artist:
         """Pictures (B, 3, 48, 48) in [0, 1] of the given drawings."""
         shape = (len(drawings), 3, IMAGE_SIZE, IMAGE_SIZE)
         noise = torch.randn(shape, generator=self.generator, device=self.masks.device)
-        return compose(self.masks[drawings].float() / 255, self.uniform(len(drawings), DRAWS), noise, self.nuisance)
+        with torch.autocast(self.masks.device.type, enabled=False):  # the renderer draws in float32
+            return compose(self.masks[drawings].float() / 255, self.uniform(len(drawings), DRAWS), noise, self.nuisance)
 
     def labelled(self, per_class: int, classes: int | None = None) -> tuple[Tensor, Tensor]:
         """`per_class` pictures of each of the first `classes` classes, with labels."""
@@ -78,7 +80,7 @@ def contrastive_loss(artist: Artist, vit: nn.Module, head: nn.Module, batch: int
     shuffled = torch.randperm(len(artist.masks), generator=artist.generator, device=artist.masks.device)
     drawings = shuffled[: batch // 2].repeat(2)
     views = F.normalize(head(vit(artist.pictures(drawings))).float(), dim=1)
-    similarity = (views @ views.T / 0.1).fill_diagonal_(-torch.inf)
+    similarity = (views @ views.T / TEMPERATURE).fill_diagonal_(-torch.inf)
     twin = torch.arange(len(views), device=views.device).roll(len(views) // 2)
     return F.cross_entropy(similarity, twin)
 
