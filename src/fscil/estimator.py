@@ -281,19 +281,34 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     # ---- answers ----------------------------------------------------------------------------------------------------
     def predict(self, X: Any) -> np.ndarray:
         """Class names; with the parameter `unknown`, that answer for pictures of no known class."""
-        probabilities, rejected = self._answers(listed(X))
-        names = self.classes_[probabilities.argmax(1).numpy()]
-        if self.unknown is None:
-            return names
-        return np.where(rejected.numpy(), np.array(self.unknown), names.astype(str))
+        probabilities, rejected, _ = self.answers(X)
+        names = self.classes_[probabilities.argmax(1)]
+        return names if self.unknown is None else np.where(rejected, np.array(self.unknown), names.astype(str))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Calibrated probabilities (n, classes), columns as in `classes_`."""
-        return self._answers(listed(X))[0].numpy()
+        return self.answers(X)[0]
 
     def is_unknown(self, X: Any) -> np.ndarray:
         """Whether each picture is of no known class."""
-        return self._answers(listed(X))[1].numpy()
+        return self.answers(X)[1]
+
+    def unknown_scores(self, X: Any) -> np.ndarray:
+        """How well each picture fits the known classes; below `calibration_["threshold"]` it is unknown."""
+        return self.answers(X)[2]
+
+    def answers(self, X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(probabilities, whether unknown, score of fit) of all pictures in one pass; unreadable ones are an error."""
+        self._check_fitted()
+        X, bad = listed(X), {}
+        parts = [(torch.zeros(0, len(self._classes)), torch.zeros(0, dtype=torch.bool), torch.zeros(0))]
+        for pictures, *part in self._batches(X):
+            parts.append(part)
+            bad |= pictures.bad
+        if bad:
+            refuse(X, bad)
+        probabilities, rejected, scores = (torch.cat(column).numpy() for column in zip(*parts))
+        return probabilities, rejected, scores
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy of `predict`."""
@@ -305,7 +320,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         """Label, confidence and best classes of each picture; unreadable ones say so instead of stopping the others."""
         X = listed(X)
         found: dict[int, Recognition] = {}
-        for pictures, probabilities, rejected in self._batches(X):
+        for pictures, probabilities, rejected, _ in self._batches(X):
             best = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
             for position, values, indices, unknown in zip(
                 pictures.kept, best.values.tolist(), best.indices.tolist(), rejected.tolist()
@@ -322,11 +337,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if not self._method.features_fixed:
             raise UserError(f"method {self._config['method']} has no features that stay as they are.")
         parts = [self._method.features(self._pixels(part)).cpu() for part in self._decoded(listed(X))]
-        return torch.cat(parts).numpy()
-
-    def unknown_scores(self, X: Any) -> np.ndarray:
-        """How well each picture fits the known classes; below `calibration_["threshold"]` it is unknown."""
-        parts = [self._logits_and_scores(self._pixels(part))[1] for part in self._decoded(listed(X))]
         return torch.cat(parts).numpy()
 
     # ---- files ------------------------------------------------------------------------------------------------------
@@ -651,31 +661,18 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             logits = self._method.logits(images).float().cpu()
         return logits, max_logit(logits)
 
-    def _batches(self, X: Sequence[Any]) -> Iterator[tuple[Pictures, Tensor, Tensor]]:
-        """Pictures a few at a time, with their probabilities and whether they are unknown."""
+    def _batches(self, X: Sequence[Any]) -> Iterator[tuple[Pictures, Tensor, Tensor, Tensor]]:
+        """Pictures a few at a time, with their probabilities, whether they are unknown, and how well they fit."""
         self._check_fitted()
         temperature, threshold = self._calibration["temperature"], self._calibration["threshold"]
         parts = batches(X, self._short_side())
         for part in self._runtime.track(parts, "recognising", -(-len(X) // 128)):
             if not len(part):
-                empty = torch.zeros(0, len(self._classes))
-                yield part, empty, torch.zeros(0, dtype=torch.bool)
+                yield part, torch.zeros(0, len(self._classes)), torch.zeros(0, dtype=torch.bool), torch.zeros(0)
                 continue
             logits, scores = self._logits_and_scores(self._pixels(part))
             rejected = scores < threshold if threshold is not None else torch.zeros(len(scores), dtype=torch.bool)
-            yield part, (logits / temperature).softmax(1), rejected
-
-    def _answers(self, X: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Probabilities and rejections of all pictures; unreadable ones are an error."""
-        self._check_fitted()
-        probabilities, rejected, bad = [torch.zeros(0, len(self._classes))], [torch.zeros(0, dtype=torch.bool)], {}
-        for part, probability, rejection in self._batches(X):
-            probabilities.append(probability)
-            rejected.append(rejection)
-            bad |= part.bad
-        if bad:
-            refuse(X, bad)
-        return torch.cat(probabilities), torch.cat(rejected)
+            yield part, (logits / temperature).softmax(1), rejected, scores
 
     def _decoded(self, X: Sequence[Any]) -> Iterator[Pictures]:
         self._check_fitted()
@@ -745,7 +742,15 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             "known": len(self._classes),
             **{key: self._calibration[key] for key in ("held_out_accuracy", "held_out_rejection", "taught_rejection")},
         }
-        record = {"event": event, "classes": self._classes, "calibration": self._calibration}
+        stored, size = self._method.stored_images()
+        if stored and action == "fit":
+            self._note(f"method {self._config['method']} keeps {stored} of the pictures in the model ({size} bytes)")
+        record = {
+            "event": event,
+            "classes": self._classes,
+            "calibration": self._calibration,
+            "stored_pictures": stored,
+        }
         older = self._current().tensors if self._versions else {}
         tensors = {}
         for name, tensor in self._tensors().items():

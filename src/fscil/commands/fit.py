@@ -1,0 +1,90 @@
+"""`fscil fit`: a model of your own base classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PANEL = "Your own photos"
+
+
+def fit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one folder of pictures per class.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="MODEL", help="The model folder to make.")],
+    method: Annotated[str, typer.Option("--method", "-m", help="See `fscil list methods`.")] = "smp",
+    backbone: Annotated[
+        str | None, typer.Option(help="See `fscil list backbones`, or any plain ViT of timm as `arch.tag`.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(metavar="FILE", help="Local safetensors file of the backbone.")] = None,
+    embed: Annotated[bool, typer.Option("--embed", help="Put the backbone's weights into the model folder.")] = False,
+    calibration: Annotated[
+        str, typer.Option(help="auto, mpcc, prototypes, closed_form. auto: mpcc on a GPU, else closed_form.")
+    ] = "auto",
+    train: Annotated[
+        str, typer.Option(help="auto, always, never. auto: from 10 classes with 20 pictures each on.")
+    ] = "auto",
+    false_rejection: Annotated[float, typer.Option(help="Rate at which known pictures may be called unknown.")] = 0.05,
+    held_out: Annotated[float, typer.Option(help="Share of the pictures that calibrate instead of training.")] = 0.1,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="options.NAME or transform.NAME; may be repeated."),
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 2023,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+) -> None:
+    """Learn the classes of a folder of photos.
+
+    Small sets are not trained on: below 10 classes or 20 pictures per class the backbone stays as it is and only the
+    classifier is made, which takes seconds.
+
+    **Examples**
+
+    `fscil fit photos/base -o birds`
+
+    `fscil fit photos/base -o birds --backbone deit_tiny_patch16_224.fb_in1k --set options.epochs=5`
+    """
+    from fscil.config import merge, parse_setting
+    from fscil.errors import UserError
+    from fscil.model_folder import ModelFolder
+    from fscil.practice import human_size, notes, percent
+    from fscil.registry import PAPER_BACKBONE
+
+    if ModelFolder(output).exists():
+        raise UserError(f'--output "{output}" holds a model already; teach it with: fscil learn {output} {folder}')
+    chosen = merge(*(parse_setting(text) for text in settings or []))
+    for key in chosen.keys() - {"options", "transform"}:
+        raise UserError(f'--set "{key}": only options.NAME and transform.NAME can be set here.')
+    from fscil.estimator import FewShotClassifier
+
+    with notes():
+        clf = FewShotClassifier(
+            method=method,
+            backbone=backbone or PAPER_BACKBONE,
+            weights=weights,
+            calibration=calibration,
+            train=train,
+            options=chosen.get("options"),
+            transform=chosen.get("transform"),
+            held_out=held_out,
+            false_rejection=false_rejection,
+            skip_bad=skip_bad,
+            seed=seed,
+            device=device,
+            verbose=not quiet,
+        ).fit(folder)
+        clf.save(output, embed=embed)
+    facts = clf.calibration_
+    print(f"learned {len(clf.classes_)} classes -> {output} ({human_size(clf.size_)})")
+    if facts["held_out_accuracy"] is not None:
+        print(f"accuracy on {facts['held_out']} held-out pictures: {percent(facts['held_out_accuracy'])}")
+    if facts["threshold"] is None:
+        print("too few held-out pictures to say unknown at this rate; every picture gets a class")
+    else:
+        print(f"known pictures called unknown: at most {percent(false_rejection)} expected")
+
+
+COMMANDS = {"fit": fit}

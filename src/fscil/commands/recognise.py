@@ -1,0 +1,183 @@
+"""`fscil predict` and `fscil evaluate`: what a model says, and how often it is right."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fscil.commands.teach import Device, Model, Weights
+
+if TYPE_CHECKING:
+    from fscil.estimator import FewShotClassifier, Recognition
+
+PANEL = "Your own photos"
+
+
+def predict(
+    model: Model,
+    pictures: Annotated[list[Path], typer.Argument(metavar="FILES…", help="Pictures, or folders of pictures.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON list, with the best classes of each picture.")
+    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV: file, label, confidence, unknown, error.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many classes --json lists per picture.")] = 5,
+    weights: Weights = None,
+    device: Device = None,
+) -> None:
+    """Name what pictures show, with a calibrated confidence, or `unknown`.
+
+    Pictures that cannot be read are named on stderr; the exit status is then 1.
+
+    **Examples**
+
+    `fscil predict birds some.jpg more/*.jpg`
+
+    `fscil predict birds photos/unsorted --csv > labels.csv`
+    """
+    from fscil.errors import UserError
+    from fscil.practice import columns, expand, notes, open_model, print_json
+
+    if as_json and as_csv:
+        raise UserError("--json and --csv exclude each other.")
+    files = expand(pictures)
+    with notes():
+        found = open_model(model, weights, device).recognise(files, top)
+    if as_json:
+        print_json([as_entry(file, item) for file, item in zip(files, found)])
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["file", "label", "confidence", "unknown", "error"])
+        for file, item in zip(files, found):
+            writer.writerow([file, _label(item), f"{item.confidence:.4f}", item.unknown, item.error or ""])
+    else:
+        readable = [(file, item) for file, item in zip(files, found) if item.error is None]
+        if readable:
+            print(columns([(file, _label(item), _how_sure(item)) for file, item in readable], right=[2]))
+    unreadable = [(file, item.error) for file, item in zip(files, found) if item.error is not None]
+    for file, error in unreadable:
+        print(f"fscil: {file}: {error}", file=sys.stderr)
+    if unreadable:
+        raise typer.Exit(1)
+
+
+def _label(item: Recognition) -> str:
+    return "" if item.error else "unknown" if item.unknown else str(item.label)
+
+
+def _how_sure(item: Recognition) -> str:
+    if item.unknown:
+        return f"(nearest: {item.top[0][0]})"
+    return f"{100 * item.confidence:.1f} %"
+
+
+def as_entry(file: Path | str, item: Recognition) -> dict[str, Any]:
+    """One answer as JSON has it."""
+    return {
+        "file": str(file),
+        "label": None if item.error else _label(item),
+        "confidence": round(item.confidence, 4),
+        "unknown": item.unknown,
+        "top": [{"label": label, "probability": round(value, 4)} for label, value in item.top],
+        "error": item.error,
+    }
+
+
+def evaluate(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one folder of pictures per class.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
+    weights: Weights = None,
+    device: Device = None,
+) -> None:
+    """Accuracy on labelled pictures. Folders that name no known class count as unknown pictures.
+
+    **Example**
+
+    `fscil evaluate birds photos/test`
+    """
+    from fscil.pictures import class_folders
+    from fscil.practice import columns, notes, open_model, percent, print_json
+
+    files, labels = class_folders(folder)
+    with notes():
+        result = assess(open_model(model, weights, device), files, labels, skip_bad)
+    if as_json:
+        print_json(result)
+        return
+    rows = [(name, entry["pictures"], percent(entry["accuracy"])) for name, entry in result["classes"].items()]
+    print(columns([("class", "pictures", "accuracy"), *rows], right=[1, 2]))
+    print()
+    for key, title in TITLES.items():
+        if result[key] is not None:
+            print(f"{title:44} {percent(result[key])}")
+
+
+TITLES = {
+    "accuracy": "accuracy",
+    "base_accuracy": "accuracy of base classes",
+    "taught_accuracy": "accuracy of taught classes",
+    "calibration_error": "confidence off by (calibration error)",
+    "known_rejected": "known pictures called unknown",
+    "taught_rejected": "pictures of taught classes called unknown",
+    "unknown_rejected": "pictures of other classes called unknown",
+    "auroc": "known against other classes: AUROC",
+    "fpr_at_95": "known against other classes: FPR@95",
+}
+
+
+def assess(clf: FewShotClassifier, files: list[Path], labels: list[Any], skip_bad: bool = False) -> dict[str, Any]:
+    """Accuracy, calibration and unknown detection of a model on labelled pictures, as shares between 0 and 1.
+
+    Accuracies count the best class, whether or not the picture was also called unknown.
+    """
+    import numpy as np
+    import torch
+
+    from fscil.errors import UserError
+    from fscil.evaluation.openset import auroc, calibration_error, fpr_at_tpr
+    from fscil.pictures import label_name, read_pictures
+
+    kept = read_pictures(files, clf._short_side(), skip_bad).kept if skip_bad else range(len(files))
+    files, labels = [files[at] for at in kept], [str(label_name(labels[at])) for at in kept]
+    names = [str(name) for name in clf.classes_]
+    number = np.array([names.index(label) if label in names else -1 for label in labels])
+    known = number >= 0
+    if not known.any():
+        raise UserError(f"no folder is named like a known class; the model knows: {', '.join(names[:10])}.")
+    probabilities, rejected, scores = clf.answers(files)
+    right = probabilities.argmax(1) == number
+    base = np.array([info["base"] for info in clf.class_info_])
+    from_base = known & base[number]
+    taught = known & ~from_base
+
+    def share(values: np.ndarray, chosen: np.ndarray) -> float | None:
+        return float(values[chosen].mean()) if chosen.any() else None
+
+    both = known.any() and (~known).any()
+    fits = [torch.tensor(scores[chosen]) for chosen in (known, ~known)]
+    per_class = {
+        name: {"pictures": int((number == at).sum()), "accuracy": share(right, number == at)}
+        for at, name in enumerate(names)
+        if (number == at).any()
+    }
+    return {
+        "pictures": len(files),
+        "accuracy": share(right, known),
+        "base_accuracy": share(right, from_base) if taught.any() else None,
+        "taught_accuracy": share(right, taught),
+        "calibration_error": calibration_error(torch.tensor(probabilities[known]), torch.tensor(number[known])) / 100,
+        "known_rejected": share(rejected, known),
+        "taught_rejected": share(rejected, taught),
+        "unknown_rejected": share(rejected, ~known),
+        "auroc": auroc(*fits) / 100 if both else None,
+        "fpr_at_95": fpr_at_tpr(*fits) / 100 if both else None,
+        "classes": per_class,
+    }
+
+
+COMMANDS = {"predict": predict, "evaluate": evaluate}

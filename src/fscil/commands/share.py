@@ -1,0 +1,87 @@
+"""`fscil export`, `fscil push`, `fscil pull`: models for other libraries and other people."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fscil.commands.teach import Model, Weights
+
+PANEL = "Your own photos"
+Repo = Annotated[str, typer.Argument(metavar="REPO", help="A repository on the Hugging Face hub, as `name/model`.")]
+
+
+class Target(str, Enum):
+    timm = "timm"
+    peft = "peft"
+    onnx = "onnx"
+
+
+def export(
+    model: Model,
+    to: Annotated[Target, typer.Option("--to", help="Which library the export is for.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="Default: MODEL-timm, MODEL-peft, MODEL.onnx."),
+    ] = None,
+    weights: Weights = None,
+) -> None:
+    """Write the model for timm (folded weights), peft (adapter for the Hugging Face ViT) or ONNX (one file).
+
+    **Examples**
+
+    `fscil export birds --to onnx`
+
+    `fscil export birds --to timm -o birds-timm`
+    """
+    from fscil import export as exports
+    from fscil.practice import human_size, notes, open_model
+
+    name = f"{model.name}.onnx" if to is Target.onnx else f"{model.name}-{to.value}"
+    target = output or model.with_name(name)
+    with notes():
+        clf = open_model(model, weights, device="cpu")
+        write = {"timm": exports.export_timm, "peft": exports.export_peft, "onnx": exports.export_onnx}[to.value]
+        write(clf, target)
+    files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
+    print(f"wrote {target} ({human_size(sum(file.stat().st_size for file in files))})")
+
+
+def push(
+    model: Model,
+    repo: Repo,
+    private: Annotated[bool, typer.Option("--private", help="If the repository is new: only you can see it.")] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Upload earlier versions too; they may hold classes forgotten since.")
+    ] = False,
+) -> None:
+    """Upload a model to the Hugging Face hub, with a generated model card.
+
+    **Example**
+
+    `fscil push birds name/birds`
+    """
+    from fscil import hub
+
+    print(f"pushed to {hub.push(model, repo, private, history)}")
+
+
+def pull(model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder to make.")], repo: Repo) -> None:
+    """Download a model from the Hugging Face hub; every file's hash is checked.
+
+    **Example**
+
+    `fscil pull birds name/birds`
+    """
+    from fscil import hub
+    from fscil.practice import human_size, read_head
+
+    hub.pull(model, repo)
+    head = read_head(model)
+    print(f"pulled {len(head.current.record['classes'])} classes -> {model} ({human_size(head.bytes)})")
+
+
+COMMANDS = {"export": export, "push": push, "pull": pull}

@@ -1,0 +1,123 @@
+"""`fscil learn`, `fscil forget`, `fscil undo`: what changes a model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PANEL = "Your own photos"
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The model folder.")]
+Weights = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The backbone's weights, if they lie elsewhere than when fitted.")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+
+
+def learn(
+    model: Model,
+    pictures: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR|FILES…", help="A folder of class folders; or, with --class, pictures or folders."),
+    ],
+    name: Annotated[str | None, typer.Option("--class", "-c", metavar="NAME", help="What all pictures show.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add pictures to classes that are known already.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
+    weights: Weights = None,
+    device: Device = None,
+) -> None:
+    """Teach new classes from a few pictures each; the old pictures are not needed.
+
+    **Examples**
+
+    `fscil learn birds photos/new`
+
+    `fscil learn birds --class heron heron1.jpg heron2.jpg heron3.jpg`
+
+    `fscil learn birds --class heron --add more/*.jpg`
+    """
+    from fscil.errors import UserError
+    from fscil.practice import event_line, expand, notes, open_model
+    from fscil.practice import read_head as read
+
+    if name is None and (len(pictures) != 1 or not pictures[0].is_dir()):
+        raise UserError("give one folder with a folder per class, or pictures together with --class NAME.")
+    known = {str(info["name"]): info["pictures"] for info in read(model).current.record["classes"]}
+    if name is not None:
+        files, labels = expand(pictures), None
+        labels = [name] * len(files)
+    else:
+        from fscil.pictures import class_folders
+
+        files, labels = class_folders(pictures[0])
+    from fscil.pictures import label_name
+
+    again = sorted({str(label_name(label)) for label in labels} & known.keys())
+    if again and not add and sys.stdin.isatty():
+        said = ", ".join(f'"{label}" ({known[label]} pictures)' for label in again)
+        add = typer.confirm(f"{said}: known already. Add these pictures?", err=True)
+    with notes():
+        clf = open_model(model, weights, device)
+        clf.set_params(skip_bad=skip_bad)
+        with clf.editing():
+            clf.learn(files, labels, add=add)
+    print(event_line(clf.history_[-1]))
+
+
+def forget(
+    model: Model,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The class to remove.")],
+    for_good: Annotated[
+        bool,
+        typer.Option("--for-good", help="Drop the history too: nothing of the class is left, nothing can be undone."),
+    ] = False,
+    weights: Weights = None,
+    device: Device = None,
+) -> None:
+    """Remove a class. `fscil undo` brings it back.
+
+    **Example**
+
+    `fscil forget birds heron`
+    """
+    from fscil.practice import event_line, notes, open_model
+
+    with notes():
+        clf = open_model(model, weights, device)
+        with clf.editing():
+            clf.forget(name)
+            said = event_line(clf.history_[-1])
+            if for_good:
+                clf.drop_history()
+    print(said)
+
+
+def undo(
+    model: Model, steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="How many changes to take back.")] = 1
+) -> None:
+    """Take back the last change or changes, forgetting included.
+
+    **Example**
+
+    `fscil undo birds --steps 2`
+    """
+    from fscil.errors import UserError
+    from fscil.model_folder import ModelFolder
+    from fscil.practice import event_line
+
+    folder = ModelFolder(model)
+    folder.read()
+    with folder.lock():
+        head = folder.read()
+        possible = len(head.versions) - 1
+        if steps > possible:
+            raise UserError(f"cannot undo {steps} changes: {possible} were made since the base classes were learned.")
+        folder.write(head.config, head.versions[:-steps], before=head)
+    for version in reversed(head.versions[-steps:]):
+        print(f"undone: {event_line(version.record['event'])}")
+    print(f"{len(head.versions[-steps - 1].record['classes'])} classes")
+
+
+COMMANDS = {"learn": learn, "forget": forget, "undo": undo}
