@@ -11,7 +11,7 @@ The classes are frozen in `glyph_classes.json`; `scripts/select_glyphs.py` says 
 Example:
     >>> images, labels, names = glyph_images("benchmark", "test")
     >>> images.shape, names[labels[0]]
-    ((6000, 48, 48, 3), 'U+2706 TELEPHONE LOCATION SIGN')
+    ((6000, 48, 48, 3), 'U+A786 LATIN CAPITAL LETTER INSULAR T')
 """
 
 from __future__ import annotations
