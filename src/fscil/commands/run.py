@@ -114,7 +114,7 @@ def run(
 
     folder = resume or output or protocol.new_folder(config)
     try:
-        with _stoppable():
+        with stoppable():
             results = protocol.run(config, folder, resume=resume is not None, display=display, announce=not quiet)
     except KeyboardInterrupt:
         display.close()
@@ -146,7 +146,7 @@ def _on_top(stored, settings: list[str], chosen: dict[str, Any]):
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """A polite kill (SIGTERM) stops a run the way Ctrl-C does."""
 
     def stop(*_: Any) -> None:

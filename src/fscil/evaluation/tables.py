@@ -63,6 +63,12 @@ class Table:
     rows: Sequence[Row]
     notes: Sequence[str] = ()
     header: str = "Method"
+    stamp: str = ""  # what was reduced; printed with the notes and in every row of the CSV
+
+    @property
+    def remarks(self) -> list[str]:
+        """Everything that is said below the table."""
+        return [*self.notes, *([self.stamp] if self.stamp else [])]
 
     def row(self, label: str, kind: str = "ours") -> Row:
         return next(row for row in self.rows if row.label == label and row.kind == kind)
@@ -414,8 +420,8 @@ def to_markdown(table: Table) -> str:
             for key, column in table.columns.items()
         ]
         lines.append(line([escaped(row_label(row)), *cells]))
-    if table.notes:
-        lines += ["", escaped(" ".join(table.notes))]
+    if table.remarks:
+        lines += ["", escaped(" ".join(table.remarks))]
     return "\n".join(lines) + "\n"
 
 
@@ -439,9 +445,12 @@ def to_csv(table: Table) -> str:
 
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([table.header.lower(), "kind", *(k if which == "mean" else f"{k}_{which}" for k, which in keys)])
+    note = ["note"] if table.stamp else []
+    names = [k if which == "mean" else f"{k}_{which}" for k, which in keys]
+    writer.writerow([table.header.lower(), "kind", *names, *note])
     for row in table.rows:
-        writer.writerow([row.label, row.kind, *(part(row.values.get(key), which) for key, which in keys)])
+        numbers = [part(row.values.get(key), which) for key, which in keys]
+        writer.writerow([row.label, row.kind, *numbers, *([table.stamp] if note else [])])
     return stream.getvalue()
 
 
@@ -488,8 +497,8 @@ def to_latex(table: Table) -> str:
         cells = [cell(row.values[key], column) if key in row.values else "" for key, column in table.columns.items()]
         lines.append(" & ".join([_latex(row_label(row)), *cells]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    if table.notes:
-        lines.append(rf"\par\smallskip{{\footnotesize {_latex(' '.join(table.notes))}}}")
+    if table.remarks:
+        lines.append(rf"\par\smallskip{{\footnotesize {_latex(' '.join(table.remarks))}}}")
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
@@ -499,7 +508,7 @@ def to_rich(table: Table, keep: str = "all"):
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    columns, notes = dict(table.columns), list(table.notes)
+    columns, notes = dict(table.columns), table.remarks
     details = [key for key, column in columns.items() if column.detail]
     if keep != "all":
         notes.append("A wider window shows " + ("the ± of each task." if keep == "means" else "every task."))

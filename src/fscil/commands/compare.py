@@ -1,0 +1,239 @@
+"""`fscil compare`: a grid of methods, datasets, seeds and settings as a table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fscil.engines import Engine
+    from fscil.grid import Job
+    from fscil.overview import Overview
+
+PANEL = "Experiments"
+
+# Options that `compare` and `reproduce` share.
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the grid: run folders, logs, tables, figures.")
+]
+Backbone = Annotated[str | None, typer.Option(help="`arch.tag` of timm. Default: the dataset's.")]
+Weights = Annotated[str | None, typer.Option(metavar="FILE", help="Local safetensors file of the backbone.")]
+DataRoot = Annotated[str | None, typer.Option(metavar="DIR", help="Where the dataset lies.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a setting in all runs.")
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Smoke runs: so many images per base class, and per class to test on.")
+]
+Fast = Annotated[bool, typer.Option("--fast", help="Apply the recipes' `fast:` blocks: a quick look.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time on this machine.")]
+EngineName = Annotated[str, typer.Option("--engine", metavar="local|ray", help="This machine, or a Ray cluster.")]
+Address = Annotated[str | None, typer.Option(help="Of a running Ray cluster. Default: start one here.")]
+Cpus = Annotated[float | None, typer.Option(help="Ray: CPU cores per run. Default: 1.")]
+Gpus = Annotated[float | None, typer.Option(help="Ray: GPUs per run, also a fraction. Default: 1 where there are any.")]
+Memory = Annotated[float | None, typer.Option(metavar="GB", help="Ray: memory per run.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")]
+Precision = Annotated[str | None, typer.Option(help="auto, fp32, bf16.")]
+Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Log every run for TensorBoard.")]
+Markdown = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Put the tables between their marks in this Markdown file.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the tables.")]
+
+
+def compare(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR]...", help="Finished runs, or folders of runs: tabulate these, run nothing."),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", "-m", help="Names with commas; `all`: the paper's fifteen.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="One or more, with commas.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many (3: 2023, 2024, 2025), or which (2023,2024). Default: 1.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="Run with each of these values; repeated: with every combination."),
+    ] = None,
+    settings: Settings = None,
+    grid: Annotated[Path | None, typer.Option(metavar="FILE", help="The grid as a YAML file.")] = None,
+    backbone: Backbone = None,
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    limit: Limit = None,
+    fast: Fast = False,
+    output: Output = Path("runs/grid"),
+    name: Annotated[
+        str, typer.Option(help="Of the comparison: where its tables go, below the grid's folder.")
+    ] = "compare",
+    markdown: Markdown = None,
+    jobs: Jobs = 1,
+    engine: EngineName = "local",
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    device: Device = None,
+    precision: Precision = None,
+    tensorboard: Tensorboard = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods over seeds: run what is missing, then print the paper's main table.
+
+    What is finished is not run again, and a stopped comparison goes on where it was: give the same command again.
+
+    **Examples**
+
+    `fscil compare --methods baseline,smp --seeds 3`
+
+    `fscil compare --dataset cifar100 --methods all --seeds 3 --markdown REPRODUCIBILITY.md`
+
+    `fscil compare --methods smp --vary data.shots=1,5,10 --vary options.rank=4,10 --jobs 2`
+
+    `fscil compare --grid grid.yaml --engine ray --address 10.0.0.1:6379 --gpus 0.5`
+
+    `fscil compare runs/glyphs-smp-seed2023-1 runs/grid/cells`
+    """
+    from fscil.comparison import (
+        GridSpec,
+        check_places,
+        comparison_tables,
+        load_cells,
+        load_folders,
+        parse_seeds,
+        parse_variants,
+        read_grid,
+        split_names,
+    )
+    from fscil.config import merge, parse_setting
+    from fscil.errors import UserError
+    from fscil.grid import find_runs, plan
+
+    chosen = {"--methods": methods, "--dataset": dataset, "--seeds": seeds, "--vary": vary}
+    given = [flag for flag, value in chosen.items() if value is not None]
+    if folders:
+        if given or grid:
+            raise UserError(f"{(given or ['--grid'])[0]} describes runs to make; with run folders, leave it out")
+        results, problems = load_folders(find_runs(folders))
+        for problem in problems:
+            print(f"left out: {problem}", file=sys.stderr)
+        if not results:
+            raise UserError("none of these folders holds a finished run")
+        show(comparison_tables(results), output / name, markdown, name, quiet)
+        raise typer.Exit(1 if problems else 0)
+
+    if grid is not None:
+        if given:
+            raise UserError(f"--grid says what is compared; leave {given[0]} out")
+        spec = read_grid(grid)
+        common = merge(spec.set, *(parse_setting(text) for text in settings or []))
+        spec = GridSpec(spec.methods, spec.datasets, spec.seeds, spec.settings, common, spec.fast or fast)
+    else:
+        spec = GridSpec(
+            split_names(methods or "smp"),
+            split_names(dataset or "glyphs"),
+            parse_seeds(seeds or "1"),
+            parse_variants(vary or []),
+            merge(*(parse_setting(text) for text in settings or [])),
+            fast,
+        )
+    if markdown is not None:
+        check_places(markdown, [f"{name}-{dataset}" for dataset in spec.datasets])
+    flags = run_flags(backbone, weights, data_root, limit, device, precision, tensorboard)
+    todo = plan(output, spec.configs(**flags))
+    overview = work(todo, engine_of(engine, jobs, address, cpus, gpus, memory), quiet)
+    results = list(load_cells(todo).values())
+    missing = [job for job in todo if not job.specs and overview.state[job.name] != "done"]
+    if results:
+        remarks = (
+            [f"Missing: {', '.join(f'{job.config.method} seed {job.config.seed}' for job in missing)}."]
+            if missing
+            else []
+        )
+        remarks += ["Reduced runs (--fast)."] if spec.fast else []
+        show(comparison_tables(results, remarks), output / name, markdown, name, quiet)
+    end(overview)
+
+
+def run_flags(
+    backbone: str | None,
+    weights: str | None,
+    data_root: str | None,
+    limit: int | None,
+    device: str | None,
+    precision: str | None,
+    tensorboard: bool,
+) -> dict[str, Any]:
+    """Command-line options as `config.resolve` takes them."""
+    groups = {
+        "data": {"root": data_root, "limit": limit},
+        "runtime": {"device": device, "precision": precision, "tensorboard": tensorboard or None},
+    }
+    nested = {group: {k: v for k, v in values.items() if v is not None} or None for group, values in groups.items()}
+    return {"backbone": backbone, "weights": weights, **nested}
+
+
+def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, memory: Any) -> Engine:
+    import os
+
+    from fscil.engines import Resources, make_engine
+    from fscil.errors import UserError
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("a grid is started by one process; use --jobs or --engine ray instead of `accelerate launch`")
+    return make_engine(name, jobs, address, Resources(cpus, gpus, memory))
+
+
+def work(todo: Sequence[Job], engine: Engine, quiet: bool) -> Overview:
+    """Do the jobs; Ctrl-C ends with advice."""
+    from fscil.commands.run import stoppable
+    from fscil.engines import run_jobs
+
+    try:
+        with stoppable(), engine:
+            return run_jobs(todo, engine, quiet)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where this one was", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, quiet: bool) -> None:
+    """Tables on the screen, as CSV, Markdown and LaTeX, and in a document."""
+    from fscil.comparison import splice
+    from fscil.display import output_console
+    from fscil.evaluation.tables import print_table, render, write_table
+
+    console = output_console()
+    for key, table in made.items():
+        print_table(table, console)
+        write_table(table, folder / key)
+    if markdown is not None:
+        datasets = [key for key in made if not key.endswith("-differences")]
+        blocks = {
+            f"{name}-{dataset}": "\n".join(
+                render(made[k], "markdown") for k in (dataset, f"{dataset}-differences") if k in made
+            )
+            for dataset in datasets
+        }
+        splice(markdown, blocks)
+    if not quiet:
+        print(f"tables in {folder} (.csv, .md, .tex)" + (f" and {markdown}" if markdown else ""))
+
+
+def end(overview: Overview) -> None:
+    """Exit status 1 when something failed, with what its log says."""
+    from fscil.overview import explain_failures
+
+    lines = explain_failures(overview)
+    if lines:
+        print("\n".join(lines), file=sys.stderr)
+        raise typer.Exit(1)
+
+
+COMMANDS = {"compare": compare}
