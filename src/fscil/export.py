@@ -23,14 +23,14 @@ from fscil.backbones.vit import GLYPH_VITS, Backbone
 from fscil.checkpoint import atomic_path, atomic_write, write_json
 from fscil.data.pixels import resampling_matrix
 from fscil.errors import UserError
-from fscil.estimator import FewShotClassifier
 from fscil.maths.discriminant import discriminant, shrink
 from fscil.methods.smp import SMP
+from fscil.teachable import Teachable
 
 TOLERANCE = 1e-3  # largest difference of a probability between torch and onnxruntime
 
 
-def export_timm(clf: FewShotClassifier, output: str | Path) -> Path:
+def export_timm(clf: Teachable, output: str | Path) -> Path:
     """A folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`: folded weights and a linear head.
 
     With the closed form, softmax of the model's output is `predict_proba`. With prototypes or MPCC, whose logits are
@@ -69,7 +69,7 @@ def export_timm(clf: FewShotClassifier, output: str | Path) -> Path:
     return output
 
 
-def export_peft(clf: FewShotClassifier, output: str | Path, base: bool = True) -> Path:
+def export_peft(clf: Teachable, output: str | Path, base: bool = True) -> Path:
     """An adapter for `peft.PeftModel.from_pretrained(vit, FOLDER)`, with vit a `transformers.ViTModel`.
 
     Rank-2r LoRA on the key and value projections with lora_alpha = r, so its scale is one. `base` writes the backbone
@@ -114,7 +114,7 @@ def export_peft(clf: FewShotClassifier, output: str | Path, base: bool = True) -
     return output
 
 
-def export_onnx(clf: FewShotClassifier, output: str | Path, check: bool = True) -> Path:
+def export_onnx(clf: Teachable, output: str | Path, check: bool = True) -> Path:
     """One ONNX file: pictures uint8 (n, height, width, 3) of any size in, `probabilities` and `unknown` out.
 
     Resizing, cropping and normalisation are inside. Class names are in the file's metadata under "labels".
@@ -174,7 +174,7 @@ def _check_onnx(module: nn.Module, path: Path, size: int) -> None:
 class WholeModel(nn.Module):
     """Pictures in, (probabilities, unknown) out: image pipeline, folded ViT, classifier and rejection in one module."""
 
-    def __init__(self, clf: FewShotClassifier):
+    def __init__(self, clf: Teachable):
         super().__init__()
         method, known = _smp(clf), clf._known
         backbone = copy.deepcopy(clf._backbone.in_float32()).to("cpu", torch.float32)
@@ -233,7 +233,7 @@ class WholeModel(nn.Module):
 # ---- parts ----------------------------------------------------------------------------------------------------------
 
 
-def folded_weights(clf: FewShotClassifier) -> dict[str, Tensor]:
+def folded_weights(clf: Teachable) -> dict[str, Tensor]:
     """The ViT's weights in float32 with ΔW = B A added to the key and value rows of every qkv."""
     method, width = _smp(clf), clf._backbone.heads * clf._backbone.head_dim
     tensors = {
@@ -257,14 +257,14 @@ def classifier(method: SMP) -> tuple[Tensor, Tensor]:
     return rows, rows.new_zeros(len(rows))
 
 
-def linear_head(clf: FewShotClassifier) -> tuple[Tensor, Tensor]:
+def linear_head(clf: Teachable) -> tuple[Tensor, Tensor]:
     """The classifier as a linear layer on raw features, temperature included."""
     weight, bias = classifier(_smp(clf))
     temperature = clf.calibration_["temperature"]
     return (weight / temperature).float(), (bias / temperature).float()
 
 
-def _smp(clf: FewShotClassifier) -> SMP:
+def _smp(clf: Teachable) -> SMP:
     clf._check_fitted()
     if not isinstance(clf._method, SMP):
         raise UserError(
@@ -287,7 +287,7 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     atomic_write(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"}))
 
 
-def _describe(clf: FewShotClassifier, output: Path) -> None:
+def _describe(clf: Teachable, output: Path) -> None:
     """What a user of the exported files has to know: class names, image pipeline, calibration."""
     facts = {
         "classes": [str(label) for label in clf.classes_],

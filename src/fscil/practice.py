@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from fscil.errors import UserError
 
 if TYPE_CHECKING:
-    from fscil.estimator import FewShotClassifier
     from fscil.model_folder import Head
+    from fscil.teachable import Teachable
 
 
 @contextlib.contextmanager
 def notes() -> Iterator[None]:
     """Notices of the library as lines on stderr, each once."""
     with warnings.catch_warnings():
-        from fscil.estimator import Notice
+        from fscil.teachable import Notice
 
         warnings.simplefilter("always", Notice)
         show, said = warnings.showwarning, set()
@@ -37,11 +37,11 @@ def notes() -> Iterator[None]:
         yield
 
 
-def open_model(path: Path, weights: str | None = None, device: str | None = None) -> FewShotClassifier:
-    from fscil.estimator import FewShotClassifier
+def open_model(path: Path, weights: str | None = None, device: str | None = None) -> Teachable:
+    from fscil.teachable import Teachable
 
     verbose = sys.stderr.isatty()
-    return FewShotClassifier.load(path, device=device or "auto", weights=weights, verbose=verbose)
+    return Teachable.load(path, device=device or "auto", weights=weights, verbose=verbose)
 
 
 def read_head(path: Path) -> Head:

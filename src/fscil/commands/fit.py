@@ -58,10 +58,10 @@ def fit(
     chosen = merge(*(parse_setting(text) for text in settings or []))
     for key in chosen.keys() - {"options", "transform"}:
         raise UserError(f'--set "{key}": only options.NAME and transform.NAME can be set here.')
-    from fscil.estimator import FewShotClassifier
+    from fscil.teachable import Teachable
 
     with notes():
-        clf = FewShotClassifier(
+        clf = Teachable(
             method=method,
             backbone=backbone or PAPER_BACKBONE,
             weights=weights,

@@ -12,7 +12,7 @@ import typer
 from fscil.commands.teach import Device, Model, Weights
 
 if TYPE_CHECKING:
-    from fscil.estimator import FewShotClassifier, Recognition
+    from fscil.teachable import Recognition, Teachable
 
 PANEL = "Your own photos"
 
@@ -130,7 +130,7 @@ TITLES = {
 }
 
 
-def assess(clf: FewShotClassifier, files: list[Path], labels: list[Any], skip_bad: bool = False) -> dict[str, Any]:
+def assess(clf: Teachable, files: list[Path], labels: list[Any], skip_bad: bool = False) -> dict[str, Any]:
     """Accuracy, calibration and unknown detection of a model on labelled pictures, as shares between 0 and 1.
 
     Accuracies count the best class, whether or not the picture was also called unknown.

@@ -60,7 +60,7 @@ def learn(
         add = typer.confirm(f"{said}: known already. Add these pictures?", err=True)
     with notes():
         clf = open_model(model, weights, device)
-        clf.set_params(skip_bad=skip_bad)
+        clf.skip_bad = skip_bad
         with clf.editing():
             clf.learn(files, labels, add=add)
     print(event_line(clf.history_[-1]))
