@@ -48,6 +48,7 @@ class Job:
     share_base: bool = False  # another cell starts from the same base model
     specs: tuple[tuple[float, float, bool], ...] = ()  # margin, scale, learnable
     after: str | None = None  # name of the job that should come first
+    apart: str = ""  # what sets it apart from cells with the same method, dataset and seed
 
     @property
     def name(self) -> str:
@@ -69,7 +70,7 @@ class Job:
     def title(self) -> str:
         if self.specs:
             return f"{len(self.specs)} adapter sets on {self.config.dataset}, seed {self.config.seed}"
-        return f"{self.config.method} on {self.config.dataset}, seed {self.config.seed}"
+        return f"{self.config.method} on {self.config.dataset}, seed {self.config.seed}{self.apart}"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values, for another process or machine; paths stay relative to `directory`."""
@@ -94,7 +95,10 @@ def plan(grid: str | Path, configs: Sequence[RunConfig]) -> list[Job]:
     grid = Path(grid).absolute()
     unique = list({cell_name(config): config for config in configs}.values())
     starts = [_identity(config) for config in unique]
-    cells = [Job(grid, config, share_base=starts.count(start) > 1) for config, start in zip(unique, starts)]
+    cells = [
+        Job(grid, config, share_base=starts.count(start) > 1, apart=_apart(config, unique))
+        for config, start in zip(unique, starts)
+    ]
     groups: dict[str, list[Job]] = {}
     for cell in cells:
         found = _plan_of(cell.config)
@@ -111,6 +115,15 @@ def plan(grid: str | Path, configs: Sequence[RunConfig]) -> list[Job]:
             jobs.append(job)
             before.update({member.name: job.name for member in members})
     return jobs + [replace(cell, after=before.get(cell.name)) for cell in cells]
+
+
+def _apart(config: RunConfig, others: Sequence[RunConfig]) -> str:
+    """The settings in which a run differs from others with the same method, dataset and seed: ", shots=1"."""
+    named = (config.method, config.dataset, config.seed)
+    rivals = [other for other in others if (other.method, other.dataset, other.seed) == named and other != config]
+    own = flatten(config.to_dict())
+    keys = dict.fromkeys(text.split(":")[0] for rival in rivals for text in differences(rival, config))
+    return "".join(f", {key.rpartition('.')[2]}={own[key]}" for key in keys if own.get(key) is not None)
 
 
 def _identity(config: RunConfig) -> str:

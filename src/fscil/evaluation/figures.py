@@ -11,6 +11,7 @@ import csv
 import html
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,7 +184,10 @@ class Chart:
 
 def _finish(figure: Figure, rows: list[dict[str, Any]], path: str | Path | None, stamp: str) -> Chart:
     if stamp:
-        figure.supxlabel(stamp, fontsize=6, color="#767676", x=0.995, ha="right")
+        width, height = figure.get_size_inches()
+        lines = textwrap.wrap(stamp, int(width * 72 / 3.3))  # a letter at 6 points is about 3.3 wide
+        figure.set_size_inches(width, height + 0.11 * len(lines))
+        figure.supxlabel("\n".join(lines), fontsize=6, color="#767676", x=0.01, ha="left")
     chart = Chart(figure, rows, stamp)
     if path is not None:
         chart.save(path)

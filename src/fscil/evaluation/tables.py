@@ -538,6 +538,7 @@ def print_table(table: Table, console=None) -> None:
     """Print to the terminal, with as much of the single tasks as its width allows."""
     from rich.console import Console
     from rich.measure import Measurement
+    from rich.text import Text
 
     console = console or Console()
     unbounded = console.options.update(max_width=10_000)
@@ -546,7 +547,15 @@ def print_table(table: Table, console=None) -> None:
         candidates = candidates[:1]
     widths = (Measurement.get(console, unbounded, candidate).maximum for candidate in candidates)
     fitting = (candidate for candidate, width in zip(candidates, widths, strict=True) if width <= console.width)
-    console.print(next(fitting, candidates[-1]))
+    chosen = next(fitting, candidates[-1])
+    # a narrow table would break its title and remarks into many lines
+    title, chosen.title, remarks, chosen.caption = chosen.title, None, chosen.caption, None
+    if title:
+        console.print(Text(str(title), style="italic"))
+    console.print(chosen)
+    if remarks:
+        console.print(Text(str(remarks), style="dim italic"))
+    console.print()
 
 
 RENDERERS: dict[str, Callable[[Table], str]] = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}
