@@ -45,6 +45,7 @@ TRAIN_FROM_PICTURES = 20  # pictures per class on average
 STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything else
 HELD_OUT_AT_MOST = 4000  # held-out pictures whose features are kept for calibration
 TEACHING_VIEWS = 8  # augmented views per picture when a class is taught by MPCC
+CPU_BATCH = 32  # pictures per forward pass on a CPU: larger batches leave its caches
 
 
 class Notice(UserWarning):
@@ -444,6 +445,8 @@ class Teachable:
         self._display = LiveDisplay(quiet=not self.verbose)
         # compilation would start anew for every number of pictures taught
         self._runtime = Runtime.make(self.device, self.precision, self.seed, compile="off", display=self._display)
+        if self._runtime.device.type == "cpu":
+            self._runtime.batch_size_eval = CPU_BATCH
 
     def _make_backbone(self, chosen: str | Backbone, weights: Any = None, image_size: int | None = None) -> Backbone:
         if isinstance(chosen, Backbone):
