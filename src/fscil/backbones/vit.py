@@ -273,12 +273,14 @@ def make_backbone(
         raise UserError(f'backbone "{name}" has an unknown weights tag "{tag}".{nearest(name, known)}')
     options = dict(num_classes=0) | ({"img_size": image_size} if image_size else {})
     try:
+        if pretrained and weights is None:
+            _require_hub(timm.get_pretrained_cfg(name).hf_hub_id)
         vit = timm.create_model(name, pretrained=pretrained and weights is None, **options)
     except Exception as problem:  # the hub raises many kinds of errors when it cannot be reached
         if weights is None and pretrained:
             raise UserError(
                 f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the safetensors file of timm/{name} '
-                "on this machine and pass --weights FILE, or connect once so that it is cached."
+                "on this machine and pass --weights FILE, connect once so that it is cached, or choose another --backbone."
             ) from None
         raise
     if weights is not None:
@@ -287,6 +289,18 @@ def make_backbone(
     plain = "augreg" in tag  # every prompt/LoRA code of the field feeds these [0, 1] (methods.md 2.5)
     mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (config["mean"], config["std"])
     return Backbone(vit, name, mean, std)
+
+
+def _require_hub(repo: str) -> None:
+    """Fails at once, where the hub's own retries take a minute, when weights are neither cached nor within reach."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if not isinstance(try_to_load_from_cache(repo, "model.safetensors"), str) and not getproxies():
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
 
 
 def load_weights(vit: nn.Module, path: str | Path) -> None:
