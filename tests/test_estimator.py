@@ -319,6 +319,31 @@ def test_predict_can_answer_unknown(model):
     assert len(second.top) == 2 and second.top[0] == ("class 0", second.confidence)
 
 
+# ---- thumbnails ----
+
+
+def test_thumbnails_are_kept_only_by_choice_and_follow_every_change(model, weights, tmp_path):
+    assert model.nearest_thumbnails(pictures([0], 1)[0]) == [[]]
+    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, thumbnails=2).fit(*pictures(range(4), 5))
+    clf.learn(*pictures([10], 4))
+    query = pictures([10], 1, seed=1)[0]
+    found = clf.nearest_thumbnails(query, count=3)[0]
+    assert [label for label, *_ in found[:2]] == ["class 10"] * 2 and found[2][0] != "class 10"
+    small = found[0][2]
+    shown = [np.abs(small[::2, ::2].astype(int) - image).mean() for image in pictures([10], 2)[0]]
+    assert small.shape == (96, 96, 3) and small.dtype == np.uint8 and min(shown) < 12  # one of the pictures taught
+    features = clf.embed([*query, *pictures([10], 2)[0]])
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    assert found[0][1] == pytest.approx(max(unit[0] @ unit[1:].T), abs=1e-4)
+
+    clf.save(tmp_path / "m")
+    loaded = FewShotClassifier.load(tmp_path / "m")
+    assert loaded.nearest_thumbnails(query)[0][0][1] == pytest.approx(found[0][1])
+    assert loaded.forget("class 10").nearest_thumbnails(query)[0][0][0] != "class 10"
+    assert loaded.undo().nearest_thumbnails(query)[0][0][0] == "class 10"
+    assert len(loaded.forget("class 0").drop_history()._thumbnails["0001"]["labels"]) == 6
+
+
 # ---- bad input ----
 
 

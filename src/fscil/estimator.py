@@ -39,6 +39,8 @@ class FewShotClassifier(Teachable, ClassifierMixin, BaseEstimator):
         What `predict` answers for a picture of no known class; None: the nearest class.
     skip_bad : bool
         Leave out pictures that cannot be read.
+    thumbnails : int
+        So many pictures of each class and lesson are kept as small copies, for `nearest_thumbnails`; 0: none.
 
     Attributes
     ----------

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def push(path: str | Path, repo: str, private: bool = False, history: bool = False, client: HfApi | None = None) -> str:
     """Uploads a model in one commit and returns its address.
 
-    Only the current version goes along unless `history`: earlier ones may hold classes that were forgotten since. The
-    place of a local weights file is never uploaded.
+    Only the current version goes along unless `history`: earlier ones may hold classes that were forgotten since, and
+    thumbnails stay here as well. The place of a local weights file is never uploaded.
     """
     folder = ModelFolder(path)
     head = folder.read()
@@ -131,6 +131,10 @@ def _stage(folder: ModelFolder, head: Head, staged: ModelFolder, history: bool) 
         known = {str(info["name"]): info["pictures"] for info in record["classes"]}
         still = tensors["held.labels"] >= 0  # features of forgotten base classes stay here
         tensors |= {name: tensors[name][still] for name in ("held.labels", "held.features")}
+        small_copies = [name for name in tensors if name.startswith("thumbnails.")]
+        stored = record["stored_pictures"] - sum(len(tensors[n]) for n in small_copies if n.endswith(".labels"))
+        record = {**record, "stored_pictures": stored}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in small_copies}
         versions = [Version({**record, "event": {**record["event"], "action": "push", "classes": known}}, tensors)]
     weights = None
     if head.config["backbone"]["embedded"]:

@@ -32,6 +32,7 @@ from fscil.data.stream import Task
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
 from fscil.evaluation.openset import KnownSpace, fit_temperature, max_logit, rejection_threshold
+from fscil.maths.margins import cosine
 from fscil.methods.adapters import Streams
 from fscil.methods.base import Method
 from fscil.methods.smp import SMP
@@ -46,6 +47,11 @@ STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything e
 HELD_OUT_AT_MOST = 4000  # held-out pictures whose features are kept for calibration
 TEACHING_VIEWS = 8  # augmented views per picture when a class is taught by MPCC
 CPU_BATCH = 32  # pictures per forward pass on a CPU: larger batches leave its caches
+
+
+THUMBNAIL = 96  # pixels a side
+THUMBNAIL_KEYS = ("pixels", "features", "labels")
+KEPT_PARAMETERS = ("held_out", "false_rejection", "unknown", "skip_bad", "thumbnails")
 
 
 class Notice(UserWarning):
@@ -80,6 +86,7 @@ class Teachable:
         false_rejection: float = 0.05,
         unknown: str | None = None,
         skip_bad: bool = False,
+        thumbnails: int = 0,
         device: str = "auto",
         precision: str = "auto",
         seed: int = 2023,
@@ -96,6 +103,7 @@ class Teachable:
         self.false_rejection = false_rejection
         self.unknown = unknown
         self.skip_bad = skip_bad
+        self.thumbnails = thumbnails
         self.device = device
         self.precision = precision
         self.seed = seed
@@ -125,7 +133,7 @@ class Teachable:
             "transform": asdict(transform),
             "trained": trains,
             "seed": self.seed,
-            "parameters": {key: getattr(self, key) for key in ("held_out", "false_rejection", "unknown", "skip_bad")},
+            "parameters": {key: getattr(self, key) for key in KEPT_PARAMETERS},
         }
         self._backbone, self._transform = backbone, transform
         self._method = self._new_method()
@@ -142,6 +150,8 @@ class Teachable:
             else:
                 self._fit_frozen(task)
             self._known, self._held = self._describe(task, everything.select(held.nonzero().squeeze(1)), number[held])
+            self._thumbnails: dict[str, dict[str, Tensor]] = {}
+            self._keep_thumbnails(task)
         self._fingerprints = torch.stack([pictures.fingerprints, number], 1)
         self._taught = {"scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.int64)}
         now = timestamp()
@@ -184,6 +194,7 @@ class Teachable:
             with remembered_features(self._method):
                 self._method.learn(task)
                 self._describe_taught(task)
+                self._keep_thumbnails(task)
             self._fingerprints = torch.cat([self._fingerprints, torch.stack([pictures.fingerprints, number], 1)])
             gained, now = Counter(labels), timestamp()
             self._classes = [
@@ -202,7 +213,8 @@ class Teachable:
             self._method.forget(number)
             if self._known is not None:
                 self._known.forget(number)
-            for labels in (self._fingerprints[:, 1], self._held["labels"], self._taught["labels"]):
+            kept = [lesson["labels"] for lesson in self._thumbnails.values()]
+            for labels in (self._fingerprints[:, 1], self._held["labels"], self._taught["labels"], *kept):
                 _drop_label(labels, number)
             self._fingerprints = self._fingerprints[self._fingerprints[:, 1] >= 0]
             keep = self._taught["labels"] >= 0
@@ -228,8 +240,8 @@ class Teachable:
         record = self._current().record
         known = {str(info["name"]): info["pictures"] for info in self._classes}
         event = {**record["event"], "action": "drop history", "classes": known}
-        known_still = self._held["labels"] >= 0
-        self._held = {key: value[known_still] for key, value in self._held.items()}
+        self._held = _without_forgotten(self._held)
+        self._thumbnails = {name: _without_forgotten(lesson) for name, lesson in self._thumbnails.items()}
         tensors = {name: tensor.clone() for name, tensor in self._tensors().items()}
         self._versions = [Version({**record, "event": event}, tensors)]  # written anew: no older file is needed
         return self
@@ -295,6 +307,19 @@ class Teachable:
         parts = [self._method.features(self._pixels(part)).cpu() for part in self._decoded(listed(X))]
         return torch.cat(parts).numpy()
 
+    def nearest_thumbnails(self, X: Any, count: int = 3) -> list[list[tuple[Label, float, np.ndarray]]]:
+        """(class, cosine, small copy uint8) of the kept pictures most like each picture; empty if none were kept."""
+        lessons = [lesson for lesson in self._thumbnails.values() if len(lesson["labels"])]
+        if not lessons:
+            return [[] for _ in listed(X)]
+        pixels, features, labels = (torch.cat([lesson[key] for lesson in lessons]) for key in THUMBNAIL_KEYS)
+        likeness = cosine(torch.from_numpy(self.embed(X)), features).masked_fill(labels < 0, -torch.inf)
+        best = likeness.topk(min(count, int((labels >= 0).sum())), dim=1)
+        return [
+            [(self._classes[int(labels[at])]["name"], value, pixels[at].numpy()) for value, at in zip(values, places)]
+            for values, places in zip(best.values.tolist(), best.indices.tolist())
+        ]
+
     # ---- files ------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike, embed: bool = False) -> Path:
         """Writes the model into a folder, or what is new in it into the folder it came from. Whole, or not at all.
@@ -341,10 +366,7 @@ class Teachable:
                 backbone=chosen["name"],
                 weights=weights,
                 options=dict(config["options"]),
-                held_out=parameters["held_out"],
-                false_rejection=parameters["false_rejection"],
-                unknown=parameters["unknown"],
-                skip_bad=parameters["skip_bad"],
+                **{key: parameters[key] for key in KEPT_PARAMETERS},
                 device=device,
                 precision=precision,
                 seed=config["seed"],
@@ -440,6 +462,8 @@ class Teachable:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < most):
                 raise UserError(f"{name} is {value}; it must be at least 0 and below {most}.")
+        if not (isinstance(self.thumbnails, int) and self.thumbnails >= 0):
+            raise UserError(f"thumbnails is {self.thumbnails}; it must be a number of pictures per class, 0 for none.")
 
     def _start_runtime(self) -> None:
         self._display = LiveDisplay(quiet=not self.verbose)
@@ -568,6 +592,22 @@ class Teachable:
                 "scores": torch.cat([self._taught["scores"], scores]),
                 "labels": torch.cat([self._taught["labels"], task.labels[taught]]),
             }
+
+    def _keep_thumbnails(self, task: Task) -> None:
+        """Small copies of the first pictures of each class in a lesson, if that was chosen; one entry per lesson."""
+        if not self.thumbnails or not self._method.features_fixed:
+            return
+        labels = task.labels
+        rank = torch.stack([(labels[:at] == label).sum() for at, label in enumerate(labels)])
+        chosen = (rank < self.thumbnails).nonzero().squeeze(1)
+        view = Pixels(task.images.store, Transform(THUMBNAIL, resize=THUMBNAIL), indices=task.images.indices[chosen])
+        self._thumbnails = self._thumbnails | {
+            f"{len(self._versions) + 1:04d}": {
+                "pixels": (view.plain() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous(),
+                "features": self._method.features(task.images)[chosen.to(self._runtime.device)].cpu(),
+                "labels": labels[chosen].clone(),
+            }
+        }
 
     # ---- calibration ------------------------------------------------------------------------------------------------
     def _calibrate(self) -> dict[str, Any]:
@@ -698,7 +738,8 @@ class Teachable:
             **{key: self._calibration[key] for key in ("held_out_accuracy", "held_out_rejection", "taught_rejection")},
         }
         stored, size = self._method.stored_images()
-        if stored and action == "fit":
+        stored += sum(len(lesson["labels"]) for lesson in self._thumbnails.values())
+        if size and action == "fit":
             self._note(f"method {self._config['method']} keeps {stored} of the pictures in the model ({size} bytes)")
         record = {
             "event": event,
@@ -722,6 +763,8 @@ class Teachable:
             tensors["known.shrinkage"] = torch.tensor([self._known.shrinkage], dtype=torch.float64)
         tensors |= {f"held.{key}": value for key, value in self._held.items()}
         tensors |= {f"taught.{key}": value for key, value in self._taught.items()}
+        for name, lesson in self._thumbnails.items():
+            tensors |= {f"thumbnails.{name}.{key}": value for key, value in lesson.items()}
         tensors["fingerprints"] = self._fingerprints
         return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
@@ -736,7 +779,7 @@ class Teachable:
         version = self._current()
         if set(version.files) - set(version.tensors):
             version.tensors = self._folder.load(self._head, version)
-        groups: dict[str, dict[str, Tensor]] = {"method": {}, "known": {}, "held": {}, "taught": {}}
+        groups: dict[str, dict[str, Tensor]] = {"method": {}, "known": {}, "held": {}, "taught": {}, "thumbnails": {}}
         try:
             for name, tensor in version.tensors.items():
                 group, _, key = name.partition(".")
@@ -746,7 +789,10 @@ class Teachable:
             self._method.load_state(groups["method"])
             known = {key: value.to(self._runtime.device) for key, value in groups["known"].items()}
             self._known = KnownSpace(**{**known, "shrinkage": float(known["shrinkage"])}) if known else None
-            self._held, self._taught = groups["held"], groups["taught"]
+            self._held, self._taught, self._thumbnails = groups["held"], groups["taught"], {}
+            for name, tensor in groups["thumbnails"].items():
+                lesson, _, key = name.partition(".")
+                self._thumbnails.setdefault(lesson, {})[key] = tensor
             self._fingerprints = version.tensors["fingerprints"].clone()
             self._classes = [dict(info) for info in version.record["classes"]]
             self._calibration = dict(version.record["calibration"])
@@ -780,6 +826,11 @@ def _best(scores: Tensor) -> Tensor:
 
 def _rate(scores: Tensor, threshold: float | None) -> float | None:
     return float((scores < threshold).double().mean()) if threshold is not None and len(scores) else None
+
+
+def _without_forgotten(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    keep = rows["labels"] >= 0
+    return {key: value[keep] for key, value in rows.items()}
 
 
 def _drop_label(labels: Tensor, number: int) -> None:

@@ -32,6 +32,10 @@ def fit(
         typer.Option("--set", "-s", metavar="KEY=VALUE", help="options.NAME or transform.NAME; may be repeated."),
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
+    thumbnails: Annotated[
+        int,
+        typer.Option(min=0, help="Keep small copies of so many pictures per class and lesson, to show beside answers."),
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 2023,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
@@ -72,6 +76,7 @@ def fit(
             held_out=held_out,
             false_rejection=false_rejection,
             skip_bad=skip_bad,
+            thumbnails=thumbnails,
             seed=seed,
             device=device,
             verbose=not quiet,
