@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -46,7 +47,8 @@ def compare(
         "max logit": openset.max_logit(logits),
         "max cosine": openset.max_cosine(features, space.means).cpu(),
         "Mahalanobis": space.scores(features, relative=False).amax(1).cpu(),
-        "relative Mahalanobis": fit,
+        "relative Mahalanobis": replace(space, background=1.0).scores(features).amax(1).cpu(),
+        f"ours, w = {space.background:g}": fit,
     }
     rows = []
     for name, score in scores.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,14 +11,17 @@ from sklearn.covariance import OAS
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fscil.evaluation.openset import (
+    DEFAULT_BACKGROUND,
     KnownSpace,
     auroc,
     calibration_error,
+    choose_background,
     fit_temperature,
     fpr_at_tpr,
     oas_shrinkage,
     rejection_threshold,
 )
+from fscil.maths.discriminant import discriminant
 
 
 def clouds(classes=4, per_class=30, dim=6, seed=0):
@@ -39,7 +44,7 @@ def test_auroc_and_fpr_agree_with_scikit_learn_with_ties():
 
 def test_class_scores_are_differences_of_gaussian_log_densities():
     features, labels = clouds()
-    space = KnownSpace.of(features, labels, 4, shrinkage=0.2)
+    space = replace(KnownSpace.of(features, labels, 4, shrinkage=0.2), background=0.75)
     counts = torch.full((4,), 30)
 
     def mahalanobis(x, mean, covariance):
@@ -53,8 +58,33 @@ def test_class_scores_are_differences_of_gaussian_log_densities():
         distance, shrunk = mahalanobis(x[0], features[labels == label].mean(0), within)
         background, _ = mahalanobis(x[0], features.mean(0), total)
         correction = 0.5 * float((torch.linalg.inv(shrunk) @ within).trace()) / int(counts[label])
-        expected = -0.5 * distance + correction + 0.5 * background
+        length, _ = mahalanobis(x[0], torch.zeros(6, dtype=torch.float64), within)
+        expected = -0.5 * distance + correction + 0.75 * 0.5 * background + 0.25 * 0.5 * length
         assert float(space.scores(x)[0, label]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_without_the_centred_background_the_score_is_the_logit():
+    features, labels = clouds()
+    space = replace(KnownSpace.of(features, labels, 4), background=0.0)
+    weights, biases = discriminant(space.means, space.counts, space.within, space.shrinkage)
+    torch.testing.assert_close(space.scores(features), (features @ weights.T + biases).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_background_is_chosen_by_what_tells_left_out_classes_apart():
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(16, 12, generator=generator), dim=1)
+    labels = torch.arange(16).repeat_interleave(40)
+    tests, test_labels = torch.arange(640) % 4 == 0, labels
+    noise = torch.randn(640, 12, generator=generator)
+
+    def chosen(features):
+        parts = features[~tests], test_labels[~tests], features[tests], test_labels[tests]
+        return choose_background(*parts, 0.3, torch.Generator().manual_seed(1))
+
+    # classes that differ in every direction: being far from the centre is what known classes have in common
+    assert chosen(4 * directions[labels] + 0.5 * noise + 20) == 1.0
+    few = labels < 4
+    assert choose_background(noise[few], labels[few], noise[few], labels[few], 0.3, generator) == DEFAULT_BACKGROUND
 
 
 def test_means_run_on_exactly_and_classes_can_be_forgotten():

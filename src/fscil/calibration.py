@@ -47,7 +47,7 @@ def cross_validated(
         with torch.no_grad():
             logits[out] = method.logits_from(features[out]).masked_fill(left == 0, -torch.inf)
         if known is not None:
-            space = replace(inner, means=method.prototypes, counts=method.class_counts)
+            space = replace(inner, means=method.prototypes, counts=method.class_counts, background=known.background)
             scores[out] = space.scores(features[out]).masked_fill(left == 0, -torch.inf).amax(1)
         usable[out] = left[labels[out]] > 0
         method.load_state(whole)

@@ -189,17 +189,18 @@ class WholeModel(nn.Module):
         self.register_buffer("bias", bias)
         self.rejects = threshold is not None and known is not None
         if self.rejects:
-            # score = max_c (x wᵀ + b)_c + xᵀ Q x + x l + k, see KnownSpace.scores
+            # score = max_c (x Wᵀ + b)_c + xᵀ Q x + x l + k, see KnownSpace.scores
             within, total = (shrink(t.double().cpu(), known.shrinkage) for t in (known.within, known.total))
             inverse, background = torch.linalg.inv(within), torch.linalg.inv(total)
             centre = known.centre.double().cpu()
             means, counts = known.means.double().cpu(), known.counts.cpu()
             rows, offsets = discriminant(means, counts, known.within.double().cpu(), known.shrinkage)
-            constant = 0.5 * centre @ background @ centre - threshold
+            share = known.background
+            constant = share * 0.5 * centre @ background @ centre - threshold
             self.register_buffer("rows", rows)
             self.register_buffer("offsets", offsets + constant)
-            self.register_buffer("quadratic", 0.5 * (background - inverse))
-            self.register_buffer("linear", -background @ centre)
+            self.register_buffer("quadratic", share * 0.5 * (background - inverse))
+            self.register_buffer("linear", -share * background @ centre)
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         x = self.backbone(self.prepare(pictures)).double()

@@ -31,7 +31,7 @@ from fscil.data.pixels import Pixels, Transform
 from fscil.data.stream import Task
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
-from fscil.evaluation.openset import KnownSpace, fit_temperature, max_logit, rejection_threshold
+from fscil.evaluation.openset import KnownSpace, choose_background, fit_temperature, max_logit, rejection_threshold
 from fscil.maths.margins import cosine
 from fscil.methods.adapters import Streams
 from fscil.methods.base import Method
@@ -568,14 +568,27 @@ class Teachable:
             return None, {"features": logits, "labels": held_labels}
         features, labels = method.features(task.images), task.labels.to(self._runtime.device)
         known = KnownSpace.of(features, labels, len(task.classes))
+        draw = self._runtime.generator("background")
         if not self._config["trained"]:  # nothing was trained, so cross-validation can use every picture
-            return known if known.has_spread else None, {"features": features.cpu(), "labels": task.labels.clone()}
+            if not known.has_spread:
+                return None, {"features": features.cpu(), "labels": task.labels.clone()}
+            part = (torch.rand(len(labels), generator=draw) < 0.3).to(labels.device)
+            if len(torch.unique(labels[~part])) == len(task.classes):
+                split = features[~part], labels[~part], features[part], labels[part]
+                known.background = choose_background(*split, known.shrinkage, draw)
+            return known, {"features": features.cpu(), "labels": task.labels.clone()}
         positions = torch.arange(len(held))
         if len(held) > HELD_OUT_AT_MOST:
             order = torch.randperm(len(held), generator=self._runtime.generator("held-out features"))
             positions = order[:HELD_OUT_AT_MOST].sort().values
-        kept = method.features(held.select(positions)) if len(positions) else features[:0]
-        return known, {"features": kept.cpu(), "labels": held_labels[positions]}
+        kept, kept_labels = (
+            (method.features(held.select(positions)) if len(positions) else features[:0]),
+            held_labels[positions],
+        )
+        known.background = choose_background(
+            features, labels, kept, kept_labels.to(labels.device), known.shrinkage, draw
+        )
+        return known, {"features": kept.cpu(), "labels": kept_labels}
 
     def _describe_taught(self, task: Task) -> None:
         """Adds the task to the known space and notes how well each of its pictures fits when left out."""
@@ -632,7 +645,7 @@ class Teachable:
         return {
             "temperature": temperature,
             "threshold": threshold,
-            "score": "relative_mahalanobis" if self._known is not None else "max_logit",
+            "score": "likelihood_ratio" if self._known is not None else "max_logit",
             "false_rejection": self.false_rejection,
             "held_out": count,
             "held_out_accuracy": float((logits.argmax(1) == labels).double().mean()) if count else None,
@@ -760,7 +773,8 @@ class Teachable:
         tensors = {f"method.{name}": tensor for name, tensor in self._method.state().items()}
         if self._known is not None:
             tensors |= {f"known.{key}": value for key, value in vars(self._known).items() if isinstance(value, Tensor)}
-            tensors["known.shrinkage"] = torch.tensor([self._known.shrinkage], dtype=torch.float64)
+            for key in ("shrinkage", "background"):
+                tensors[f"known.{key}"] = torch.tensor([getattr(self._known, key)], dtype=torch.float64)
         tensors |= {f"held.{key}": value for key, value in self._held.items()}
         tensors |= {f"taught.{key}": value for key, value in self._taught.items()}
         for name, lesson in self._thumbnails.items():
@@ -788,7 +802,9 @@ class Teachable:
             self._method = self._new_method()
             self._method.load_state(groups["method"])
             known = {key: value.to(self._runtime.device) for key, value in groups["known"].items()}
-            self._known = KnownSpace(**{**known, "shrinkage": float(known["shrinkage"])}) if known else None
+            if known:
+                known |= {key: float(known[key]) for key in ("shrinkage", "background")}
+            self._known = KnownSpace(**known) if known else None
             self._held, self._taught, self._thumbnails = groups["held"], groups["taught"], {}
             for name, tensor in groups["thumbnails"].items():
                 lesson, _, key = name.partition(".")

@@ -1,9 +1,14 @@
 """Pictures of no known class: scores that tell them apart, where to draw the line, and how well that works.
 
-Every score here is higher for pictures of known classes. The default is a likelihood ratio (the relative Mahalanobis
-distance of Ren et al., arXiv 2106.09022): how much better the best known class explains a feature than "any picture at
-all" does, both Gaussian. With the closed form's sample-size correction, a class known from five pictures is rejected
-about as often as one known from five hundred.
+Every score here is higher for pictures of known classes. The default is a likelihood ratio: how much better the best
+known class explains a feature than "any picture at all" does, both Gaussian. For the latter there are two candidates,
+and a weight between them is chosen by how well base classes that are left out are told apart:
+
+    w = 1   N(μ₀, Σ₀) of all base features: the relative Mahalanobis distance (Ren et al., arXiv 2106.09022)
+    w = 0   N(0, Σ) around the origin: the largest logit of the discriminant, which also sees how long a feature is
+
+With the closed form's sample-size correction, a class known from five pictures is rejected about as often as one known
+from five hundred.
 """
 
 from __future__ import annotations
@@ -20,6 +25,10 @@ from fscil.maths.margins import cosine
 from fscil.maths.prototypes import class_means
 
 DEFAULT_SHRINKAGE = 0.3  # as the closed form's
+DEFAULT_BACKGROUND = 0.5  # where there are too few classes to choose
+BACKGROUNDS = (0.0, 0.25, 0.5, 0.75, 1.0)
+CHOICE_CLASSES = 8  # from so many base classes on the background is chosen
+CHOICE_ROUNDS = 5
 
 
 @dataclass
@@ -32,6 +41,7 @@ class KnownSpace:
     centre: Tensor  # (d,), of all base pictures
     total: Tensor  # (d, d), of all base pictures
     shrinkage: float = DEFAULT_SHRINKAGE
+    background: float = DEFAULT_BACKGROUND  # w
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, classes: int, shrinkage: float | None = None) -> KnownSpace:
@@ -62,18 +72,23 @@ class KnownSpace:
         self.means, self.counts = self.means[keep], self.counts[keep]
 
     def scores(self, features: Tensor, relative: bool = True) -> Tensor:
-        """(n, C): log-density of each class, minus (`relative`) that of the background:
+        """(n, C): log-density of each class, minus (`relative`) the weighted one of the background:
 
-        −½ (x−μ_c)ᵀΣ⁻¹(x−μ_c) + ½ tr(Σ⁻¹S)/n_c  [ + ½ (x−μ₀)ᵀΣ₀⁻¹(x−μ₀) ]
+        −½ (x−μ_c)ᵀΣ⁻¹(x−μ_c) + ½ tr(Σ⁻¹S)/n_c  [ + w ½ (x−μ₀)ᵀΣ₀⁻¹(x−μ₀) + (1−w) ½ xᵀΣ⁻¹x ]
         """
-        wide = torch.float64 if features.device.type != "mps" else torch.float32
-        x, means = features.to(wide), self.means.to(wide)
-        weights, biases = discriminant(means, self.counts, self.within.to(wide), self.shrinkage)
-        result = x @ weights.T + biases - 0.5 * _square(x, shrink(self.within.to(wide), self.shrinkage))[:, None]
+        classes, around, total = self.terms(features)
         if relative:
-            background = _square(x - self.centre.to(wide), shrink(self.total.to(wide), self.shrinkage))
-            result = result + 0.5 * background[:, None]
-        return result.float()
+            classes = classes + (self.background * total + (1 - self.background) * around)[:, None]
+        return classes.float()
+
+    def terms(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-densities of the classes (n, C), and those of the two backgrounds, negated (n,), all up to constants."""
+        wide = torch.float64 if features.device.type != "mps" else torch.float32
+        x, within, total = (tensor.to(wide) for tensor in (features, self.within, self.total))
+        weights, biases = discriminant(self.means.to(wide), self.counts, within, self.shrinkage)
+        around = 0.5 * _square(x, shrink(within, self.shrinkage))
+        background = 0.5 * _square(x - self.centre.to(wide), shrink(total, self.shrinkage))
+        return x @ weights.T + biases - around[:, None], around, background
 
     def left_out_scores(self, features: Tensor, labels: Tensor, relative: bool = True) -> Tensor:
         """`scores` of pictures the means were made from, each as if its own class had been learned without it."""
@@ -84,6 +99,32 @@ class KnownSpace:
         # nothing is left of a class of one picture
         result[torch.arange(len(labels)), labels] = torch.where(counts > 1, others, torch.full_like(others, torch.nan))
         return result
+
+
+def choose_background(
+    features: Tensor, labels: Tensor, tests: Tensor, test_labels: Tensor, shrinkage: float, generator: torch.Generator
+) -> float:
+    """The weight w with which left-out base classes are told apart best (mean AUROC over a few random choices of them).
+
+    A quarter of the classes plays unknown; `tests` are pictures that the features were not fitted to.
+    """
+    classes = int(labels.max()) + 1
+    if classes < CHOICE_CLASSES or not len(tests):
+        return DEFAULT_BACKGROUND
+    quality = torch.zeros(len(BACKGROUNDS), dtype=torch.float64)
+    for _ in range(CHOICE_ROUNDS):
+        order = torch.randperm(classes, generator=generator).to(labels.device)
+        known = classes - classes // 4
+        place = torch.argsort(order)  # class -> its number in this round; those from `known` on play unknown
+        own, inside = place[labels], place[test_labels] < known
+        if not bool(inside.any()) or bool(inside.all()):
+            continue
+        space = KnownSpace.of(features[own < known], own[own < known], known, shrinkage)
+        densities, around, total = space.terms(tests)
+        for number, weight in enumerate(BACKGROUNDS):
+            score = densities.amax(1) + weight * total + (1 - weight) * around
+            quality[number] += auroc(score[inside], score[~inside])
+    return BACKGROUNDS[int(quality.argmax())] if bool(quality.any()) else DEFAULT_BACKGROUND
 
 
 def _square(x: Tensor, covariance: Tensor) -> Tensor:
