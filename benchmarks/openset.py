@@ -47,8 +47,8 @@ def compare(
         "max logit": openset.max_logit(logits),
         "max cosine": openset.max_cosine(features, space.means).cpu(),
         "Mahalanobis": space.scores(features, relative=False).amax(1).cpu(),
-        "relative Mahalanobis": replace(space, background=1.0).scores(features).amax(1).cpu(),
-        f"ours, w = {space.background:g}": fit,
+        "relative Mahalanobis": replace(space, background=1.0, softness=0.0).fit(features).cpu(),
+        f"ours (w = {space.background:g}, {'soft' if space.softness else 'best class'})": fit,
     }
     rows = []
     for name, score in scores.items():

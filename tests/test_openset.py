@@ -15,7 +15,7 @@ from fscil.evaluation.openset import (
     KnownSpace,
     auroc,
     calibration_error,
-    choose_background,
+    choose_score,
     fit_temperature,
     fpr_at_tpr,
     oas_shrinkage,
@@ -79,12 +79,23 @@ def test_the_background_is_chosen_by_what_tells_left_out_classes_apart():
 
     def chosen(features):
         parts = features[~tests], test_labels[~tests], features[tests], test_labels[tests]
-        return choose_background(*parts, 0.3, torch.Generator().manual_seed(1))
+        return choose_score(*parts, 0.3, torch.Generator().manual_seed(1))
 
     # classes that differ in every direction: being far from the centre is what known classes have in common
-    assert chosen(4 * directions[labels] + 0.5 * noise + 20) == 1.0
+    background, softness = chosen(4 * directions[labels] + 0.5 * noise + 20)
+    assert background == 1.0 and softness >= 0
     few = labels < 4
-    assert choose_background(noise[few], labels[few], noise[few], labels[few], 0.3, generator) == DEFAULT_BACKGROUND
+    given = noise[few], labels[few], noise[few], labels[few]
+    assert choose_score(*given, 0.3, generator) == (DEFAULT_BACKGROUND, 0.0)
+
+
+def test_softness_lies_between_the_best_class_and_all_of_them():
+    features, labels = clouds()
+    space = KnownSpace.of(features, labels, 4)
+    scores = space.scores(features)
+    torch.testing.assert_close(space.fit(features), scores.max(1).values)
+    soft = replace(space, softness=2.0).fit(features)
+    torch.testing.assert_close(soft, 2 * torch.log(torch.exp(scores / 2).sum(1)), rtol=1e-4, atol=1e-4)
 
 
 def test_means_run_on_exactly_and_classes_can_be_forgotten():

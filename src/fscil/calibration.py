@@ -47,8 +47,10 @@ def cross_validated(
         with torch.no_grad():
             logits[out] = method.logits_from(features[out]).masked_fill(left == 0, -torch.inf)
         if known is not None:
-            space = replace(inner, means=method.prototypes, counts=method.class_counts, background=known.background)
-            scores[out] = space.scores(features[out]).masked_fill(left == 0, -torch.inf).amax(1)
+            alike = dict(background=known.background, softness=known.softness)
+            space = replace(inner, means=method.prototypes, counts=method.class_counts, **alike)
+            fits = space.scores(features[out]).masked_fill(left == 0, -torch.inf)
+            scores[out] = space.over_classes(fits)
         usable[out] = left[labels[out]] > 0
         method.load_state(whole)
     return logits[usable].cpu(), scores[usable].cpu(), labels[usable].cpu()

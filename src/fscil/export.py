@@ -195,7 +195,7 @@ class WholeModel(nn.Module):
             centre = known.centre.double().cpu()
             means, counts = known.means.double().cpu(), known.counts.cpu()
             rows, offsets = discriminant(means, counts, known.within.double().cpu(), known.shrinkage)
-            share = known.background
+            share, self.softness = known.background, known.softness
             constant = share * 0.5 * centre @ background @ centre - threshold
             self.register_buffer("rows", rows)
             self.register_buffer("offsets", offsets + constant)
@@ -208,7 +208,9 @@ class WholeModel(nn.Module):
         probabilities = ((directions @ self.weight.T + self.bias) / self.temperature).softmax(1)
         if not self.rejects:
             return probabilities.float(), probabilities[:, 0] < 0  # never
-        excess = (x @ self.rows.T + self.offsets).amax(1) + ((x @ self.quadratic) * x).sum(1) + x @ self.linear
+        classes, soft = x @ self.rows.T + self.offsets, self.softness
+        level = soft * (classes / soft).logsumexp(1) if soft else classes.amax(1)
+        excess = level + ((x @ self.quadratic) * x).sum(1) + x @ self.linear
         return probabilities.float(), excess < 0
 
     def prepare(self, pictures: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from fscil.data.pixels import Pixels, Transform
 from fscil.data.stream import Task
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
-from fscil.evaluation.openset import KnownSpace, choose_background, fit_temperature, max_logit, rejection_threshold
+from fscil.evaluation.openset import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
 from fscil.maths.margins import cosine
 from fscil.methods.adapters import Streams
 from fscil.methods.base import Method
@@ -575,19 +575,16 @@ class Teachable:
             part = (torch.rand(len(labels), generator=draw) < 0.3).to(labels.device)
             if len(torch.unique(labels[~part])) == len(task.classes):
                 split = features[~part], labels[~part], features[part], labels[part]
-                known.background = choose_background(*split, known.shrinkage, draw)
+                known.background, known.softness = choose_score(*split, known.shrinkage, draw)
             return known, {"features": features.cpu(), "labels": task.labels.clone()}
         positions = torch.arange(len(held))
         if len(held) > HELD_OUT_AT_MOST:
             order = torch.randperm(len(held), generator=self._runtime.generator("held-out features"))
             positions = order[:HELD_OUT_AT_MOST].sort().values
-        kept, kept_labels = (
-            (method.features(held.select(positions)) if len(positions) else features[:0]),
-            held_labels[positions],
-        )
-        known.background = choose_background(
-            features, labels, kept, kept_labels.to(labels.device), known.shrinkage, draw
-        )
+        kept = method.features(held.select(positions)) if len(positions) else features[:0]
+        kept_labels = held_labels[positions]
+        split = features, labels, kept, kept_labels.to(labels.device)
+        known.background, known.softness = choose_score(*split, known.shrinkage, draw)
         return known, {"features": kept.cpu(), "labels": kept_labels}
 
     def _describe_taught(self, task: Task) -> None:
@@ -600,7 +597,7 @@ class Teachable:
         taught = ~base[task.labels]
         if bool(taught.any()):
             own = taught.to(features.device)
-            scores = _best(self._known.left_out_scores(features[own], labels[own])).cpu()
+            scores = self._known.over_classes(self._known.left_out_scores(features[own], labels[own])).cpu()
             self._taught = {
                 "scores": torch.cat([self._taught["scores"], scores]),
                 "labels": torch.cat([self._taught["labels"], task.labels[taught]]),
@@ -657,7 +654,7 @@ class Teachable:
     def _from_features(self, features: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             logits = self._method.logits_from(features).float().cpu()
-        return logits, _best(self._known.scores(features)).cpu() if self._known is not None else max_logit(logits)
+        return logits, self._known.fit(features).cpu() if self._known is not None else max_logit(logits)
 
     def _logits_and_scores(self, images: Pixels) -> tuple[Tensor, Tensor]:
         """Logits (n, classes), and how well each image fits the known classes (n,)."""
@@ -773,7 +770,7 @@ class Teachable:
         tensors = {f"method.{name}": tensor for name, tensor in self._method.state().items()}
         if self._known is not None:
             tensors |= {f"known.{key}": value for key, value in vars(self._known).items() if isinstance(value, Tensor)}
-            for key in ("shrinkage", "background"):
+            for key in KnownSpace.NUMBERS:
                 tensors[f"known.{key}"] = torch.tensor([getattr(self._known, key)], dtype=torch.float64)
         tensors |= {f"held.{key}": value for key, value in self._held.items()}
         tensors |= {f"taught.{key}": value for key, value in self._taught.items()}
@@ -803,7 +800,7 @@ class Teachable:
             self._method.load_state(groups["method"])
             known = {key: value.to(self._runtime.device) for key, value in groups["known"].items()}
             if known:
-                known |= {key: float(known[key]) for key in ("shrinkage", "background")}
+                known |= {key: float(known[key]) for key in KnownSpace.NUMBERS}
             self._known = KnownSpace(**known) if known else None
             self._held, self._taught, self._thumbnails = groups["held"], groups["taught"], {}
             for name, tensor in groups["thumbnails"].items():
@@ -833,11 +830,6 @@ class Teachable:
 
 def timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _best(scores: Tensor) -> Tensor:
-    """Best class of each row; NaN where the row's own class could not be scored."""
-    return torch.where(scores.isnan().any(1), torch.nan, scores.nan_to_num(nan=-torch.inf).amax(1))
 
 
 def _rate(scores: Tensor, threshold: float | None) -> float | None:

@@ -2,19 +2,21 @@
 
 Every score here is higher for pictures of known classes. The default is a likelihood ratio: how much better the best
 known class explains a feature than "any picture at all" does, both Gaussian. For the latter there are two candidates,
-and a weight between them is chosen by how well base classes that are left out are told apart:
+and a weight w between them is chosen by how well base classes that are left out are told apart:
 
     w = 1   N(μ₀, Σ₀) of all base features: the relative Mahalanobis distance (Ren et al., arXiv 2106.09022)
     w = 0   N(0, Σ) around the origin: the largest logit of the discriminant, which also sees how long a feature is
 
-With the closed form's sample-size correction, a class known from five pictures is rejected about as often as one known
-from five hundred.
+In the same way it is chosen whether the best class counts alone or all of them, softened by a temperature (as in the
+energy score). With the closed form's sample-size correction, a class known from five pictures is rejected about as
+often as one known from five hundred.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from fscil.maths.margins import cosine
 from fscil.maths.prototypes import class_means
 
 DEFAULT_SHRINKAGE = 0.3  # as the closed form's
-DEFAULT_BACKGROUND = 0.5  # where there are too few classes to choose
+DEFAULT_BACKGROUND = 1.0  # where there are too few classes to choose: it does not depend on where the origin is
 BACKGROUNDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 CHOICE_CLASSES = 8  # from so many base classes on the background is chosen
 CHOICE_ROUNDS = 5
@@ -42,6 +44,9 @@ class KnownSpace:
     total: Tensor  # (d, d), of all base pictures
     shrinkage: float = DEFAULT_SHRINKAGE
     background: float = DEFAULT_BACKGROUND  # w
+    softness: float = 0.0  # temperature over the classes; 0: the best one alone
+
+    NUMBERS: ClassVar[tuple[str, ...]] = ("shrinkage", "background", "softness")
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, classes: int, shrinkage: float | None = None) -> KnownSpace:
@@ -81,6 +86,14 @@ class KnownSpace:
             classes = classes + (self.background * total + (1 - self.background) * around)[:, None]
         return classes.float()
 
+    def fit(self, features: Tensor) -> Tensor:
+        """How well each feature fits the known classes (n,): the score that is compared with a threshold."""
+        return self.over_classes(self.scores(features))
+
+    def over_classes(self, scores: Tensor) -> Tensor:
+        """max_c s_c, or τ log Σ_c exp(s_c / τ); NaN where any class is."""
+        return self.softness * (scores / self.softness).logsumexp(1) if self.softness else scores.amax(1)
+
     def terms(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-densities of the classes (n, C), and those of the two backgrounds, negated (n,), all up to constants."""
         wide = torch.float64 if features.device.type != "mps" else torch.float32
@@ -101,30 +114,37 @@ class KnownSpace:
         return result
 
 
-def choose_background(
+def choose_score(
     features: Tensor, labels: Tensor, tests: Tensor, test_labels: Tensor, shrinkage: float, generator: torch.Generator
-) -> float:
-    """The weight w with which left-out base classes are told apart best (mean AUROC over a few random choices of them).
+) -> tuple[float, float]:
+    """(background, softness) with which left-out base classes are told apart best: mean AUROC over a few draws of them.
 
-    A quarter of the classes plays unknown; `tests` are pictures that the features were not fitted to.
+    A quarter of the classes plays unknown; `tests` are pictures that the features were not fitted to. The softness, if
+    any, is the temperature that suits the known classes' posterior.
     """
     classes = int(labels.max()) + 1
-    if classes < CHOICE_CLASSES or not len(tests):
-        return DEFAULT_BACKGROUND
-    quality = torch.zeros(len(BACKGROUNDS), dtype=torch.float64)
-    for _ in range(CHOICE_ROUNDS):
+    quality = torch.zeros(2, len(BACKGROUNDS), dtype=torch.float64)
+    temperatures = []
+    for _ in range(CHOICE_ROUNDS if classes >= CHOICE_CLASSES and len(tests) else 0):
         order = torch.randperm(classes, generator=generator).to(labels.device)
         known = classes - classes // 4
         place = torch.argsort(order)  # class -> its number in this round; those from `known` on play unknown
-        own, inside = place[labels], place[test_labels] < known
+        own, truth = place[labels], place[test_labels]
+        inside = truth < known
         if not bool(inside.any()) or bool(inside.all()):
             continue
         space = KnownSpace.of(features[own < known], own[own < known], known, shrinkage)
         densities, around, total = space.terms(tests)
-        for number, weight in enumerate(BACKGROUNDS):
-            score = densities.amax(1) + weight * total + (1 - weight) * around
-            quality[number] += auroc(score[inside], score[~inside])
-    return BACKGROUNDS[int(quality.argmax())] if bool(quality.any()) else DEFAULT_BACKGROUND
+        temperatures.append(fit_temperature(densities[inside], truth[inside]))
+        for row, softness in enumerate((0.0, temperatures[-1])):
+            level = replace(space, softness=softness).over_classes(densities)
+            for column, weight in enumerate(BACKGROUNDS):
+                score = level + weight * total + (1 - weight) * around
+                quality[row, column] += auroc(score[inside], score[~inside])
+    if not temperatures:
+        return DEFAULT_BACKGROUND, 0.0
+    row, column = divmod(int(quality.argmax()), len(BACKGROUNDS))
+    return BACKGROUNDS[column], row * sum(temperatures) / len(temperatures)
 
 
 def _square(x: Tensor, covariance: Tensor) -> Tensor:
