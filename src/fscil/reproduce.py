@@ -18,6 +18,7 @@ from fscil.evaluation import paper
 MARGINS = (0.05, 0.10, 0.15, 0.20, 0.25)
 SHOTS = (1, 5, 10, 20)
 SEEDS = 3
+NAMES = {"data.limit": "images per base class and per class to test on"}  # settings whose own name says too little
 SECOND_BACKBONE = {"glyphs": "glyph_vit_b"}  # other datasets: the paper's
 PAPER_SECOND_BACKBONE = "vit_base_patch16_224.augreg_in21k"
 
@@ -304,7 +305,9 @@ class Request:
                     for text in differences(full, fast):
                         key, _, values = text.partition(": ")
                         before, _, after = values.partition(" -> ")
-                        changed.setdefault(key.rpartition(".")[2], {})[f"{after} instead of {before}"] = None
+                        said_so = f"{after} instead of {before}" if before != "null" else after
+                        name = NAMES.get(key) or key.rpartition(".")[2]
+                        changed.setdefault(name, {})[said_so] = None
             parts = [f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)} instead of {SEEDS}"]
             parts = (parts if len(self.seeds) < SEEDS else []) + [
                 f"{key} {' or '.join(v)}" for key, v in changed.items()
