@@ -15,10 +15,11 @@ class Kind(str, Enum):
     datasets = "datasets"
     backbones = "backbones"
     recipes = "recipes"
+    experiments = "experiments"
 
 
 def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List methods, datasets, backbones or recipes.
+    """List methods, datasets, backbones, recipes, or the experiments of the paper.
 
     **Examples**
 
@@ -34,6 +35,10 @@ def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) ->
         rows = [(name, entry.title, entry.summary) for name, entry in registry.datasets().items()]
     elif kind is Kind.backbones:
         rows = [(name, entry.summary) for name, entry in registry.BACKBONES.items()]
+    elif kind is Kind.experiments:
+        from fscil.reproduce import EXPERIMENTS
+
+        rows = [(name, experiment.title) for name, experiment in EXPERIMENTS.items()]
     else:
         rows = [(name, recipes.load(name).summary) for name in recipes.names()]
     widths = [max(map(len, column)) for column in list(zip(*rows))[:-1]]
@@ -41,6 +46,8 @@ def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) ->
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]).rstrip())
     if kind is Kind.backbones:
         print("\nAny other plain ViT of timm works as well; name it as arch.tag.")
+    if kind is Kind.experiments:
+        print("\nMake one with: fscil reproduce NAME")
 
 
 COMMANDS = {"list": list_choices}
