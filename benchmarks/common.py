@@ -12,7 +12,9 @@ from fscil.data.pixels import ImageStore, Pixels, Transform
 from fscil.data.stream import Task
 
 
-def made_up_task(classes: int, per_class: int, side: int = 32, device: str = "cuda", seed: int = 0, size: int = 224) -> Task:
+def made_up_task(
+    classes: int, per_class: int, side: int = 32, device: str = "cuda", seed: int = 0, size: int = 224
+) -> Task:
     """Random images of the given size; neither speed nor memory depends on what they show."""
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, (classes * per_class, side, side, 3), dtype=np.uint8)
@@ -23,7 +25,11 @@ def made_up_task(classes: int, per_class: int, side: int = 32, device: str = "cu
 
 def environment() -> str:
     """Hardware and versions, for the results page."""
-    place = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    place = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
     return f"{place}; torch {torch.__version__}; Python {platform.python_version()}"
 
 

@@ -1,6 +1,6 @@
 """Exact per-sample Fisher of both adapter sets: one batched pass against the batch-of-one loop, in the same run.
 
-    python benchmarks/fisher.py            # ViT-B/16 at 224 on one GPU
+python benchmarks/fisher.py            # ViT-B/16 at 224 on one GPU
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="vit_base_patch16_224")
     parser.add_argument("--images", type=int, default=960, help="images of the batched passes")
-    parser.add_argument("--loop-images", type=int, default=96, help="images of the loop, and of the comparison of values")
+    parser.add_argument(
+        "--loop-images", type=int, default=96, help="images of the loop, and of the comparison of values"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device, batch = arguments.device, 48
@@ -58,7 +60,9 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     A, B = (torch.randn(depth, 2, 2, *shape, generator=generator) * 0.02 for shape in ((10, dim), (dim, 10)))
     rows = torch.randn(2, 60, dim, generator=generator)
-    streams = Streams(LoRA(A, B).to(device).requires_grad_(False), rows.to(device), torch.full((2,), 16.0, device=device))
+    streams = Streams(
+        LoRA(A, B).to(device).requires_grad_(False), rows.to(device), torch.full((2,), 16.0, device=device)
+    )
     many = made_up_task(60, arguments.images // 60, device=device, size=vit.patch_embed.img_size[0])
     few = Task(0, many.classes, many.images.select(range(arguments.loop_images)), many.labels[: arguments.loop_images])
     results, weights = {}, {}
@@ -68,7 +72,9 @@ def main() -> None:
         backbone.vit.load_state_dict(vit.state_dict())
         backbone.prepare(runtime)
         fisher = fisher_information(backbone, streams, few, batch, "sample", runtime)  # warm-up and values
-        results[precision] = seconds(fisher_information, backbone, streams, many, batch, "sample", runtime) / len(many.labels)
+        results[precision] = seconds(fisher_information, backbone, streams, many, batch, "sample", runtime) / len(
+            many.labels
+        )
         weights[precision] = merge_weights(block_norms(fisher))
         if precision == "fp32":
             naive = loop_fisher(backbone, streams, few, device)
@@ -79,7 +85,9 @@ def main() -> None:
     print("| form | ms per image, both sets | × loop |\n|---|---|---|")
     for name, key in (("batch-of-one loop, fp32", "loop"), ("batched, fp32", "fp32"), ("batched, bf16 passes", "bf16")):
         print(f"| {name} | {1000 * results[key]:.3f} | {results['loop'] / results[key]:.1f} |")
-    print(f"relative difference of fp32 and loop {error:.2e}; largest change of a merge weight by bf16 passes {drift:.5f}")
+    print(
+        f"relative difference of fp32 and loop {error:.2e}; largest change of a merge weight by bf16 passes {drift:.5f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The whole CIFAR100 recipe of SMP on ViT-B/16, phase by phase (random weights and images: neither changes the time).
 
-    python benchmarks/pipeline.py                  # 20 base epochs, as the recipe
-    python benchmarks/pipeline.py --epochs 4       # fewer measured epochs; the total scales them to 20 and says so
+python benchmarks/pipeline.py                  # 20 base epochs, as the recipe
+python benchmarks/pipeline.py --epochs 4       # fewer measured epochs; the total scales them to 20 and says so
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main() -> None:
     compile_seconds = seconds(adapters._train, backbone, small, specs, 10, "sparse", Schedule(1, 48, 0.01), runtime)
 
     trained = []
-    phases["train"] = seconds(lambda: trained.append(adapters._train(backbone, base, specs, 10, "sparse", recipe, runtime)))
+    phases["train"] = seconds(
+        lambda: trained.append(adapters._train(backbone, base, specs, 10, "sparse", recipe, runtime))
+    )
     phases["train"] *= RECIPE_EPOCHS / arguments.epochs
     streams = trained[0]
     compile_seconds += seconds(lambda: adapters.fisher_information(backbone, streams, small, 48, "sample", runtime))
@@ -68,22 +70,36 @@ def main() -> None:
             method.load_state(state)
         sessions.append(seconds(method.learn, task))
     closed = SMP(backbone, SMPOptions(calibration="closed_form"), runtime)
-    closed.adopt(streams.select(1), Task(0, base.classes, base.images.select(range(0, base_images, 50)), base.labels[::50]))
+    closed.adopt(
+        streams.select(1), Task(0, base.classes, base.images.select(range(0, base_images, 50)), base.labels[::50])
+    )
     closed_seconds = []
     for number in range(4):
         labels = torch.arange(60 + 5 * number, 65 + 5 * number).repeat_interleave(5)
         positions = torch.cat([torch.arange(5) + int(label) * arguments.per_class for label in labels[::5]])
-        closed_seconds.append(seconds(closed.learn, Task(number + 1, tuple(labels[::5].tolist()), everything.images.select(positions), labels)))
+        closed_seconds.append(
+            seconds(
+                closed.learn, Task(number + 1, tuple(labels[::5].tolist()), everything.images.select(positions), labels)
+            )
+        )
     phases[f"{len(sessions)} few-shot sessions (MPCC, 6,500 views each)"] = sum(sessions)
-    print(f"{environment()}; {arguments.backbone}; {base_images} base images, {arguments.epochs} epochs measured; peak {peak_gb():.1f} GB")
+    print(
+        f"{environment()}; {arguments.backbone}; {base_images} base images, "
+        f"{arguments.epochs} epochs measured; peak {peak_gb():.1f} GB"
+    )
     print("| phase | seconds |\n|---|---|")
     for name, value in phases.items():
-        scaled = f" (scaled from {arguments.epochs} epochs)" if name == "train" and arguments.epochs != RECIPE_EPOCHS else ""
+        scaled = (
+            f" (scaled from {arguments.epochs} epochs)" if name == "train" and arguments.epochs != RECIPE_EPOCHS else ""
+        )
         print(f"| {name}{scaled} | {value:.1f} |")
     print(f"| total, compilation apart | {sum(phases.values()):.1f} |")
     print(f"| compilation and graph capture | {compile_seconds:.1f} |")
-    print(f"one epoch {phases['train'] / RECIPE_EPOCHS:.2f} s; Fisher = {phases['Fisher (per-sample, both sets)'] / (phases['train'] / RECIPE_EPOCHS):.2f} epochs; "
-          f"session {sum(sessions) / len(sessions):.2f} s on average; closed form {min(closed_seconds[1:]):.3f} s")
+    epoch = phases["train"] / RECIPE_EPOCHS
+    print(
+        f"one epoch {epoch:.2f} s; Fisher = {phases['Fisher (per-sample, both sets)'] / epoch:.2f} epochs; "
+        f"session {sum(sessions) / len(sessions):.2f} s on average; closed form {min(closed_seconds[1:]):.3f} s"
+    )
 
 
 if __name__ == "__main__":

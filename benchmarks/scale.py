@@ -2,7 +2,8 @@
 
     python benchmarks/scale.py --classes 100 1000 10000 --images 30 100 500
 
-MPCC draws its embeddings epoch by epoch while they fit and mini-batch by mini-batch beyond; square roots of covariances take the smaller exact
+MPCC draws its embeddings epoch by epoch while they fit and mini-batch by mini-batch beyond; square roots of
+covariances take the smaller exact
 form. With many classes only `--steps` calibration steps are timed and scaled to the full session.
 """
 
@@ -79,7 +80,11 @@ def main() -> None:
     arguments = parser.parse_args()
     runtime = Runtime.make(device=arguments.device, precision="fp32", compile="off")
     print(f"{environment()}; d = {DIM}, 5 new classes of 5 images")
-    print("| calibration | known classes | images per class | session s | steps timed | peak GB |\n|---|---|---|---|---|---|", flush=True)
+    print(
+        "| calibration | known classes | images per class | session s | steps timed | peak GB |\n"
+        "|---|---|---|---|---|---|",
+        flush=True,
+    )
     for calibration in ("mpcc", "closed_form"):
         for images in arguments.images if calibration == "mpcc" else arguments.images[:1]:
             for classes in arguments.classes:
@@ -88,7 +93,9 @@ def main() -> None:
                     torch.cuda.reset_peak_memory_stats()
                 method = prepare(classes, images, calibration, runtime)
                 labels = torch.arange(classes, classes + 5).repeat_interleave(5)
-                task = Task(1, tuple(range(classes, classes + 5)), Vectors(torch.randn(25, DIM, device=runtime.device)), labels)
+                task = Task(
+                    1, tuple(range(classes, classes + 5)), Vectors(torch.randn(25, DIM, device=runtime.device)), labels
+                )
                 steps = 5 * (classes + 5)
                 if calibration == "mpcc" and steps > arguments.steps:
                     wanted = arguments.steps
@@ -105,7 +112,11 @@ def main() -> None:
                 else:
                     wanted = steps
                     elapsed = seconds(method.learn, task)
-                print(f"| {calibration} | {classes} | {images} | {elapsed:.2f} | {wanted if calibration == 'mpcc' else '-'} | {peak_gb():.2f} |", flush=True)
+                print(
+                    f"| {calibration} | {classes} | {images} | {elapsed:.2f} | "
+                    f"{wanted if calibration == 'mpcc' else '-'} | {peak_gb():.2f} |",
+                    flush=True,
+                )
                 del method
 
 

@@ -3,8 +3,10 @@
     python benchmarks/train_step.py                          # ViT-B/16 at 224, batch 48 per stream, one GPU
     python benchmarks/train_step.py --only ours --profile    # where the time goes
 
-A step takes fresh uint8 images through augmentation, both adapter streams, losses and optimiser. 200 steps are timed after warm-up; compilation is
-printed apart. "Plain" is two separate eager forwards with additive LoRA modules, as the released code does, at PyTorch's defaults.
+A step takes fresh uint8 images through augmentation, both adapter streams, losses and optimiser. 200 steps are timed
+after warm-up; compilation is
+printed apart. "Plain" is two separate eager forwards with additive LoRA modules, as the released code does, at
+PyTorch's defaults.
 """
 
 from __future__ import annotations
@@ -148,15 +150,24 @@ def main() -> None:
             step, extra = measure_ours(arguments, task, precision, specs)
             rows.append((f"fscil, {precision}", step, extra, peak_gb()))
     if arguments.only != "ours":
-        for name, autocast, tf32 in (("plain, eager fp32", False, False), ("plain, eager TF32", False, True), ("plain, bf16 autocast", True, False)):
+        for name, autocast, tf32 in (
+            ("plain, eager fp32", False, False),
+            ("plain, eager TF32", False, True),
+            ("plain, bf16 autocast", True, False),
+        ):
             torch.cuda.reset_peak_memory_stats()
             step, _ = measure_plain(arguments, task, autocast, tf32)
             rows.append((name, step, 0.0, peak_gb()))
     base = next((r[1] for r in rows if r[0] == "plain, eager fp32"), float("nan"))
     print(f"{environment()}; {arguments.backbone}, batch {arguments.batch} per stream, two streams")
-    print("| form | ms/step | image passes/s | × plain fp32 | compile + capture s | peak GB |\n|---|---|---|---|---|---|")
+    print(
+        "| form | ms/step | image passes/s | × plain fp32 | compile + capture s | peak GB |\n|---|---|---|---|---|---|"
+    )
     for name, step, extra, memory in rows:
-        print(f"| {name} | {1000 * step:.2f} | {2 * arguments.batch / step:.0f} | {base / step:.2f} | {extra:.1f} | {memory:.1f} |")
+        print(
+            f"| {name} | {1000 * step:.2f} | {2 * arguments.batch / step:.0f} | {base / step:.2f} | "
+            f"{extra:.1f} | {memory:.1f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Pretrain the two backbones of the glyphs benchmark on its pretraining classes (none of them in the benchmark).
 
 `glyph_vit_a` learns to classify: cross-entropy with label smoothing over the pretraining classes.
-`glyph_vit_b` never sees a label: SimCLR, where two pictures of the same drawing (one character in one font) attract and
-pictures of other drawings repel, through a projection head that is thrown away.
+`glyph_vit_b` never sees a label: instance discrimination, where every drawing (one character in one font) is its own
+class and pictures of it must be told from pictures of all other drawings; the head is thrown away.
 
 Every step draws fresh pictures from the characters' masks on the device (`fscil.data.glyphs.compose` with the nuisance
 of the pretraining part: deformation, colours, background, strokes, blur, noise), so no picture is seen twice and the
@@ -33,10 +33,9 @@ from fscil.data.glyphs import BASE_CLASSES, DRAWS, IMAGE_SIZE, NUISANCE, RENDERE
 
 ARCHITECTURE = dict(img_size=IMAGE_SIZE, patch_size=8, embed_dim=128, depth=6, num_heads=4, num_classes=0)
 EVALUATION_BATCH = 512
-TEMPERATURE = 0.2
 OBJECTIVES = {
     "glyph_vit_a": "supervised: cross-entropy over the pretraining classes, label smoothing 0.1",
-    "glyph_vit_b": f"self-supervised: SimCLR on drawings (a character in a font), temperature {TEMPERATURE}, no labels",
+    "glyph_vit_b": "self-supervised: instance discrimination of drawings (one character in one font), no labels",
 }
 
 
@@ -75,14 +74,11 @@ def supervised_loss(artist: Artist, vit: nn.Module, head: nn.Module, batch: int)
     return F.cross_entropy(head(vit(artist.pictures(artist.drawings_of(labels)))).float(), labels, label_smoothing=0.1)
 
 
-def contrastive_loss(artist: Artist, vit: nn.Module, head: nn.Module, batch: int) -> Tensor:
-    """InfoNCE over both views; the drawings of a batch are distinct, so no picture's own twin is a negative."""
-    shuffled = torch.randperm(len(artist.masks), generator=artist.generator, device=artist.masks.device)
-    drawings = shuffled[: batch // 2].repeat(2)
-    views = F.normalize(head(vit(artist.pictures(drawings))).float(), dim=1)
-    similarity = (views @ views.T / TEMPERATURE).fill_diagonal_(-torch.inf)
-    twin = torch.arange(len(views), device=views.device).roll(len(views) // 2)
-    return F.cross_entropy(similarity, twin)
+def instance_loss(artist: Artist, vit: nn.Module, head: nn.Module, batch: int) -> Tensor:
+    """Every drawing is its own class (Dosovitskiy et al., 2014): the renderer's nuisance is what the features
+    ignore."""
+    drawings = (artist.uniform(batch) * len(artist.masks)).long()
+    return F.cross_entropy(head(vit(artist.pictures(drawings))).float(), drawings)
 
 
 @torch.no_grad()
@@ -109,11 +105,7 @@ def pretrain(
     if name == "glyph_vit_a":
         head, loss_of = nn.Linear(width, artist.classes), supervised_loss
     else:
-        # Batch norm, as in SimCLR: a fresh ViT's class token hardly depends on the picture, and without centring all
-        # similarities stay equal, where the loss has no slope.
-        head = nn.Sequential(nn.Linear(width, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, width))
-        head.append(nn.BatchNorm1d(width, affine=False))
-        loss_of = contrastive_loss
+        head, loss_of = nn.Linear(width, len(artist.masks)), instance_loss
     head = head.to(device)
     parameters = [*vit.parameters(), *head.parameters()]
     groups = [

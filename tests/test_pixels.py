@@ -23,7 +23,9 @@ def photos(sizes, seed=0):
     return pictures
 
 
-@pytest.mark.parametrize("sizes", [[(32, 32)] * 4, [(300, 420), (64, 40), (256, 256), (500, 333)]], ids=["cifar", "photos"])
+@pytest.mark.parametrize(
+    "sizes", [[(32, 32)] * 4, [(300, 420), (64, 40), (256, 256), (500, 333)]], ids=["cifar", "photos"]
+)
 def test_augmentation_equals_torchvision_for_the_same_boxes(sizes):
     pictures = photos(sizes)
     transform = Transform(size=64, resize=72)
@@ -34,7 +36,9 @@ def test_augmentation_equals_torchvision_for_the_same_boxes(sizes):
         ours = pixels.augmented(everything, epoch)
         for index, picture in enumerate(pictures):
             top, left, height, width = boxes[index].tolist()
-            expected = TF.resized_crop(Image.fromarray(picture), top, left, height, width, [64, 64], TF.InterpolationMode.BILINEAR)
+            expected = TF.resized_crop(
+                Image.fromarray(picture), top, left, height, width, [64, 64], TF.InterpolationMode.BILINEAR
+            )
             expected = TF.to_tensor(TF.hflip(expected) if flips[index] else expected)
             assert (ours[index] - expected).abs().max() <= 2 / 255
 
@@ -53,7 +57,9 @@ def test_test_transform_equals_torchvision(sizes):
 def test_normalisation_is_applied_last():
     pictures = photos([(16, 16)] * 2)
     plain = Pixels(ImageStore.from_list(pictures), Transform(size=16, resize=16)).plain()
-    shifted = Pixels(ImageStore.from_list(pictures), Transform(size=16, resize=16, mean=(0.5, 0.4, 0.3), std=(0.5, 0.25, 2.0))).plain()
+    shifted = Pixels(
+        ImageStore.from_list(pictures), Transform(size=16, resize=16, mean=(0.5, 0.4, 0.3), std=(0.5, 0.25, 2.0))
+    ).plain()
     expected = TF.normalize(plain, [0.5, 0.4, 0.3], [0.5, 0.25, 2.0])
     torch.testing.assert_close(shifted, expected)
 
@@ -61,10 +67,14 @@ def test_normalisation_is_applied_last():
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (200, 90), (60, 400)])
 def test_box_statistics_equal_get_params(height, width):
     count, transform = 4000, Transform()
-    boxes, flips = random_boxes(keyed_uniform(1, 0, torch.arange(count), DRAWS), torch.tensor([[height, width]] * count), transform)
+    boxes, flips = random_boxes(
+        keyed_uniform(1, 0, torch.arange(count), DRAWS), torch.tensor([[height, width]] * count), transform
+    )
     torch.manual_seed(0)
     blank = torch.empty(3, height, width)
-    theirs = torch.tensor([transforms.RandomResizedCrop.get_params(blank, [0.05, 1.0], [3 / 4, 4 / 3]) for _ in range(count)])
+    theirs = torch.tensor(
+        [transforms.RandomResizedCrop.get_params(blank, [0.05, 1.0], [3 / 4, 4 / 3]) for _ in range(count)]
+    )
     for axis in range(4):
         assert stats.ks_2samp(boxes[:, axis].numpy(), theirs[:, axis].numpy()).pvalue > 1e-3
     assert abs(flips.float().mean() - 0.5) < 0.03
@@ -109,5 +119,9 @@ def test_fingerprint_names_what_a_view_yields():
     view = Pixels(store, Transform(size=8, resize=8), seed=1)
     same = Pixels(ImageStore.from_list(photos([(8, 8)] * 4)), Transform(size=8, resize=8), seed=1)
     assert view.fingerprint == same.fingerprint
-    changed = [view.select([0, 1]), Pixels(store, Transform(size=4, resize=8), seed=1), Pixels(store, view.transform, seed=2)]
+    changed = [
+        view.select([0, 1]),
+        Pixels(store, Transform(size=4, resize=8), seed=1),
+        Pixels(store, view.transform, seed=2),
+    ]
     assert len({view.fingerprint, *(c.fingerprint for c in changed)}) == 4

@@ -1,6 +1,7 @@
 """Where and how a run computes: device, precision, randomness, processes, and where its progress is kept.
 
-One `Runtime` is passed to everything that computes. Nothing else names a device, seeds a generator or writes progress, so a method reads the
+One `Runtime` is passed to everything that computes. Nothing else names a device, seeds a generator or writes
+progress, so a method reads the
 same on a laptop, on a GPU and on several processes.
 """
 
@@ -33,7 +34,8 @@ class Display:
 
 
 class Keeper:
-    """Keeps the progress of a long training stage; this one keeps nothing (`fscil.checkpoint` has the one that writes files)."""
+    """Keeps the progress of a long training stage; this one keeps nothing (`fscil.checkpoint` has the one that writes
+    files)."""
 
     def load(self, stage: str) -> dict[str, Tensor] | None:
         return None
@@ -68,7 +70,8 @@ class Runtime:
     """Device, precision, seed and services of one run.
 
     >>> runtime = Runtime(seed=1)
-    >>> float(torch.rand((), generator=runtime.generator("shuffle", 3))) == float(torch.rand((), generator=runtime.generator("shuffle", 3)))
+    >>> float(torch.rand((), generator=runtime.generator("shuffle", 3))) == float(torch.rand((),
+    generator=runtime.generator("shuffle", 3)))
     True
     """
 
@@ -89,10 +92,12 @@ class Runtime:
     def make(
         cls, device: str = "auto", precision: str = "auto", seed: int = 2023, compile: str = "auto", **rest: Any
     ) -> Runtime:
-        """Resolves `auto`: the best device at hand; bf16 compute on GPUs that have it, fp32 elsewhere; compilation on CUDA only."""
+        """Resolves `auto`: the best device at hand; bf16 compute on GPUs that have it, fp32 elsewhere; compilation on
+        CUDA only."""
         if precision not in PRECISIONS:
             raise UserError(
-                f'runtime.precision is "{precision}"; choose one of {", ".join(PRECISIONS)}.{nearest(precision, PRECISIONS)}'
+                f'runtime.precision is "{precision}"; choose one of {", ".join(PRECISIONS)}.'
+                f"{nearest(precision, PRECISIONS)}"
             )
         accelerator = _join_processes(device)
         place = accelerator.device if accelerator else _resolve_device(device)

@@ -1,7 +1,9 @@
 """Low-rank adapters on the key and value projections of a frozen ViT (methods.md 3.1; paper Eq. 2-4).
 
-For each block and each of k, v an adapter adds  x (B A)ᵀ  to the frozen projection; q is never touched. Several sets of adapters run as
-*streams* of one pass: their tensors are stacked along a set axis, the frozen weights see one larger batch, and the low-rank parts are
+For each block and each of k, v an adapter adds  x (B A)ᵀ  to the frozen projection; q is never touched. Several sets
+of adapters run as
+*streams* of one pass: their tensors are stacked along a set axis, the frozen weights see one larger batch, and the
+low-rank parts are
 batched products.
 
     A  (blocks, sets, 2, r, d)        axis 2: 0 = key, 1 = value
@@ -65,7 +67,8 @@ def initial_lora(
     init: str = "sparse",
     dtype: torch.dtype = torch.float32,
 ) -> LoRA:
-    """Fresh adapters, every set identical (methods.md 3.1): A Kaiming-uniform, B zero or with one small entry per column (9.4)."""
+    """Fresh adapters, every set identical (methods.md 3.1): A Kaiming-uniform, B zero or with one small entry per
+    column (9.4)."""
     bound = 1 / math.sqrt(dim)  # kaiming_uniform with a = √5 on fan-in d
     A = (torch.rand(depth, 1, 2, rank, dim, generator=generator, dtype=torch.float64) * 2 - 1) * bound
     B = torch.zeros(depth, 1, 2, dim, rank, dtype=torch.float64)
@@ -77,7 +80,8 @@ def initial_lora(
 
 
 class KVLinear(nn.Module):
-    """Wraps a frozen fused qkv projection and adds the adapters of the sets in use. Without adapters it is the plain projection."""
+    """Wraps a frozen fused qkv projection and adds the adapters of the sets in use. Without adapters it is the plain
+    projection."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -90,7 +94,8 @@ class KVLinear(nn.Module):
     def split(
         self, x: Tensor, factors: tuple[Tensor, Tensor] | None = None, shared: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, each (S·B, T, d), of tokens (S·B, T, d) with streams outermost; with `shared`, x is (B, T, d) and all streams read it."""
+        """q, k, v, each (S·B, T, d), of tokens (S·B, T, d) with streams outermost; with `shared`, x is (B, T, d) and
+        all streams read it."""
         width = self.out_features // 3
         if factors is None:
             return self(x).split(width, -1)
@@ -110,13 +115,15 @@ class KVLinear(nn.Module):
         return base[..., :width].reshape(*lead, width), k.view(*lead, width), v.view(*lead, width)
 
 
-# On a GPU the adapters are memory-bound: every pass over the keys and values counts. The two operators below write the low-rank products
+# On a GPU the adapters are memory-bound: every pass over the keys and values counts. The two operators below write the
+# low-rank products
 # straight into the k and v columns of the fused projection, and read each gradient once per thin product.
 
 
 @torch.library.custom_op("fscil::project", mutates_args=())
 def project(x: Tensor, weight: Tensor, bias: Tensor, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """qkv (S, N, 3d) = x Wᵀ + b + [0, x A_kᵀ B_kᵀ, x A_vᵀ B_vᵀ], and x Aᵀ (S, N, 2r): x (S, N, d), A (S, 2, r, d), B (S, 2, d, r)."""
+    """qkv (S, N, 3d) = x Wᵀ + b + [0, x A_kᵀ B_kᵀ, x A_vᵀ B_vᵀ], and x Aᵀ (S, N, 2r): x (S, N, d), A (S, 2, r, d), B
+    (S, 2, d, r)."""
     sets, _, rank, dim = A.shape
     width = weight.shape[0] // 3
     qkv = torch.addmm(bias, x.reshape(-1, dim), weight.T).view(sets, -1, 3 * width)

@@ -1,9 +1,11 @@
 """A frozen timm Vision Transformer, run block by block from outside so that adapters and prompts can be slotted in.
 
-Nothing of timm is copied: its modules are called in the order their own forward does, with `attn.qkv` wrapped (see `lora.KVLinear`). Exact
+Nothing of timm is copied: its modules are called in the order their own forward does, with `attn.qkv` wrapped (see
+`lora.KVLinear`). Exact
 savings that the plain forward cannot take:
 
-* all adapter streams read the same tokens in block 0, so the embedding, the first norm and the frozen qkv are computed once, and no
+* all adapter streams read the same tokens in block 0, so the embedding, the first norm and the frozen qkv are
+computed once, and no
   gradient flows below them;
 * where the feature is the class token, the last block's query, projection and MLP run on that one token.
 """
@@ -33,10 +35,12 @@ GLYPH_VITS = {
 
 
 class Backbone(nn.Module):
-    """A frozen ViT whose features are timm's pooled pre-logits output (the class token after the final norm for the paper's ViTs).
+    """A frozen ViT whose features are timm's pooled pre-logits output (the class token after the final norm for the
+    paper's ViTs).
 
     >>> import timm
-    >>> vit = timm.models.vision_transformer.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2)
+    >>> vit = timm.models.vision_transformer.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2,
+    num_heads=2)
     >>> tuple(Backbone(vit, "tiny")(torch.zeros(3, 3, 16, 16)).shape)
     (3, 16)
     """
@@ -150,7 +154,8 @@ class Backbone(nn.Module):
         return vit.norm_pre(vit.patch_drop(tokens))
 
     def _patches(self, images: Tensor) -> Tensor:
-        """The patch embedding; a convolution whose stride is its kernel is one matrix product, which GPUs run faster."""
+        """The patch embedding; a convolution whose stride is its kernel is one matrix product, which GPUs run
+        faster."""
         embed = self.vit.patch_embed
         proj = getattr(embed, "proj", None)
         if not (images.is_cuda and isinstance(proj, nn.Conv2d) and proj.stride == proj.kernel_size and embed.flatten):
@@ -170,9 +175,11 @@ class Backbone(nn.Module):
         pooled: bool = False,
         probes: Sequence[Tensor] | None = None,
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """Runs blocks [start, stop). With `lora`, tokens enter block 0 as (B, T, d) and leave as (S·B, T, d), streams outermost.
+        """Runs blocks [start, stop). With `lora`, tokens enter block 0 as (B, T, d) and leave as (S·B, T, d), streams
+        outermost.
 
-        `pooled` keeps only what `pool` needs of the last block. `probes` (one tensor (S·B, T, 2d) per block) are added to the keys and values,
+        `pooled` keeps only what `pool` needs of the last block. `probes` (one tensor (S·B, T, 2d) per block) are
+        added to the keys and values,
         and the inputs of the qkv projections are returned too: the two sides of the gradient of a dense ΔW.
         """
         stop = self.depth if stop is None else stop
@@ -231,7 +238,8 @@ def attend(
     class_only: bool = False,
     probe: Tensor | None = None,
 ) -> Tensor:
-    """timm's attention with adapters on k and v, learned key/value prefixes (prefix tuning), and optionally one query only."""
+    """timm's attention with adapters on k and v, learned key/value prefixes (prefix tuning), and optionally one query
+    only."""
     q, k, v = attn.qkv.split(x, factors, shared)
     batch, width = q.shape[0], q.shape[2]
     if probe is not None:
@@ -252,7 +260,8 @@ def make_backbone(
 ) -> Backbone:
     """A frozen backbone by name: one of the package's glyph ViTs, or any plain timm ViT as `arch.tag`.
 
-    `weights` names a local safetensors file in timm or Hugging Face ViT naming; `pretrained=False` gives random weights (speed measurements).
+    `weights` names a local safetensors file in timm or Hugging Face ViT naming; `pretrained=False` gives random
+    weights (speed measurements).
     """
     if name in GLYPH_VITS:
         return _glyph_backbone(name, weights)
@@ -260,13 +269,13 @@ def make_backbone(
 
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        raise UserError(
-            f'backbone "{name}" is not a timm model.{nearest(architecture, [*GLYPH_VITS, *timm.list_models("*vit*"), *timm.list_models("deit*")])}'
-        )
+        choices = [*GLYPH_VITS, *timm.list_models("*vit*"), *timm.list_models("deit*")]
+        raise UserError(f'backbone "{name}" is not a timm model.{nearest(architecture, choices)}')
     if pretrained and weights is None and not tag:
         tags = timm.list_pretrained(f"{architecture}.*")
         raise UserError(
-            f'backbone "{name}" has no tag, and different weights share that name; write one of: {", ".join(tags) or "(none published)"}.'
+            f'backbone "{name}" has no tag, and different weights share that name; write one of: '
+            f"{', '.join(tags) or '(none published)'}."
         )
     known = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in known:
@@ -279,8 +288,9 @@ def make_backbone(
     except Exception as problem:  # the hub raises many kinds of errors when it cannot be reached
         if weights is None and pretrained:
             raise UserError(
-                f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the safetensors file of timm/{name} '
-                "on this machine and pass --weights FILE, connect once so that it is cached, or choose another --backbone."
+                f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the safetensors '
+                f"file of timm/{name} on this machine and pass --weights FILE, connect once so that it is cached, or "
+                "choose another --backbone."
             ) from None
         raise
     if weights is not None:
@@ -331,7 +341,8 @@ def load_weights(vit: nn.Module, path: str | Path) -> None:
             else []
         )
         raise UserError(
-            f'--weights "{path}" is of another architecture: it {"; ".join(details)}. Choose the backbone it was made for.'
+            f'--weights "{path}" is of another architecture: it {"; ".join(details)}. '
+            "Choose the backbone it was made for."
         )
     vit.load_state_dict({k: v.to(wanted[k].dtype) for k, v in tensors.items()})
 
@@ -391,6 +402,6 @@ def _check_plain(vit: nn.Module, name: str) -> None:
     )
     if not plain:
         raise UserError(
-            f'backbone "{name}" is a {type(vit).__name__} that is not a plain ViT (class VisionTransformer with standard blocks); choose a ViT, DeiT, DINO, '
-            "DINOv2, CLIP or SigLIP image tower."
+            f'backbone "{name}" is a {type(vit).__name__} that is not a plain ViT (class VisionTransformer with '
+            "standard blocks); choose a ViT, DeiT, DINO, DINOv2, CLIP or SigLIP image tower."
         )

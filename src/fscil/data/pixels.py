@@ -1,7 +1,9 @@
 """Decoded images held once as uint8, and the two image pipelines of the field run batched next to the compute.
 
-Cropping and resizing are linear and separable, so a random resized crop (or a resize and centre crop) of one image is two small matrix
-products,  out = R_y · image · R_xᵀ,  where row i of R holds the weights of Pillow's antialiased filter for output pixel i. A batch with a
+Cropping and resizing are linear and separable, so a random resized crop (or a resize and centre crop) of one image is
+two small matrix
+products,  out = R_y · image · R_xᵀ,  where row i of R holds the weights of Pillow's antialiased filter for output
+pixel i. A batch with a
 different box per image is then two batched products; a flip reverses the rows of R_x.
 """
 
@@ -23,7 +25,8 @@ BOX_TABLE = 500_000  # views up to this size draw an epoch's boxes in one go
 
 @dataclass(frozen=True)
 class Transform:
-    """Training: RandomResizedCrop(size, scale, ratio), bilinear, then flip. Test: Resize(resize, bicubic), CenterCrop(size). Both: normalise."""
+    """Training: RandomResizedCrop(size, scale, ratio), bilinear, then flip. Test: Resize(resize, bicubic),
+    CenterCrop(size). Both: normalise."""
 
     size: int = 224
     scale: tuple[float, float] = (0.05, 1.0)
@@ -48,7 +51,8 @@ class ImageStore:
         height, width = (int(n) for n in self.sizes[0]) if uniform else (0, 0)
         packed = uniform and bool((self.offsets == torch.arange(len(self.sizes)) * height * width * 3).all())
         self._array = flat.view(-1, height, width, 3) if packed else None  # (N, H, W, 3) when every image has one size
-        # Where indices live: beside the pixels when all have one size (no batch waits for the device), else on the CPU, which pads batches.
+        # Where indices live: beside the pixels when all have one size (no batch waits for the device), else on the
+        # CPU, which pads batches.
         self.index_device = flat.device if packed else torch.device("cpu")
         self._sizes = self.sizes[:1].to(self.index_device) if packed else self.sizes
         self._fingerprint: str | None = None
@@ -183,7 +187,8 @@ class Pixels:
         return self._resample(chosen, boxes.float(), resized.float(), offset, None, "bicubic")
 
     def augmented(self, positions: Tensor | Sequence[int], epoch: int | Tensor) -> Tensor:
-        """The training transform; box and flip of an image depend on (seed, epoch, image index) alone. `epoch` may differ per image."""
+        """The training transform; box and flip of an image depend on (seed, epoch, image index) alone. `epoch` may
+        differ per image."""
         positions = self._positions(positions)
         chosen = self._where[positions]
         if isinstance(epoch, int) and len(self) <= BOX_TABLE:
@@ -207,7 +212,8 @@ class Pixels:
     def _resample(
         self, chosen: Tensor, boxes: Tensor, resized: Tensor, offset: Tensor, flips: Tensor | None, kind: str
     ) -> Tensor:
-        """Crops `boxes` (top, left, height, width), resizes each to `resized` and keeps the `size` pixels after `offset`."""
+        """Crops `boxes` (top, left, height, width), resizes each to `resized` and keeps the `size` pixels after
+        `offset`."""
         place, size = self.device, self.transform.size
         images = self.store.batch(chosen).to(place, non_blocking=True)
         boxes, resized, offset = boxes.to(place), resized.to(place), offset.to(place)
@@ -226,9 +232,11 @@ class Pixels:
 def resampling_matrix(
     start: Tensor, length: Tensor, in_size: int, out_length: Tensor, skip: Tensor, out_size: int, kind: str
 ) -> Tensor:
-    """Weights (B, out_size, in_size) that resize the pixels [start, start + length) to out_length and keep out_size of them after skip.
+    """Weights (B, out_size, in_size) that resize the pixels [start, start + length) to out_length and keep out_size
+    of them after skip.
 
-    Follows Pillow's antialiased resampling: a filter of radius 1 (bilinear) or 2 (bicubic, a = −1/2), stretched by the scale when shrinking.
+    Follows Pillow's antialiased resampling: a filter of radius 1 (bilinear) or 2 (bicubic, a = −1/2), stretched by
+    the scale when shrinking.
     """
     radius = 1.0 if kind == "bilinear" else 2.0
     scale = (length / out_length).view(-1, 1, 1)
@@ -249,7 +257,8 @@ def resampling_matrix(
 
 
 def random_boxes(uniform: Tensor, sizes: Tensor, transform: Transform) -> tuple[Tensor, Tensor]:
-    """Crop boxes (top, left, height, width) distributed as RandomResizedCrop.get_params, and flips, from uniform draws (B, DRAWS)."""
+    """Crop boxes (top, left, height, width) distributed as RandomResizedCrop.get_params, and flips, from uniform
+    draws (B, DRAWS)."""
     height, width = sizes.double().unbind(1)
     tries = uniform[:, : 2 * BOX_ATTEMPTS].view(-1, BOX_ATTEMPTS, 2)
     low, high = transform.scale
@@ -276,7 +285,8 @@ def random_boxes(uniform: Tensor, sizes: Tensor, transform: Transform) -> tuple[
 
 
 def keyed_uniform(seed: int, epoch: int | Tensor, indices: Tensor, draws: int) -> Tensor:
-    """Uniform draws in [0, 1), float64 (B, draws), a function of (seed, epoch, index, draw) alone: a SplitMix64 counter generator."""
+    """Uniform draws in [0, 1), float64 (B, draws), a function of (seed, epoch, index, draw) alone: a SplitMix64
+    counter generator."""
     step = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer: the golden-ratio increment
     start = _mix(torch.full((1,), seed, dtype=torch.int64, device=indices.device))
     key = _mix(_mix(start + epoch * 0x1000193) + indices * step)

@@ -1,6 +1,8 @@
-"""Diagonal Fisher information of dense update blocks, without ever making them parameters (paper Eq. 8-9; methods.md 4.3).
+"""Diagonal Fisher information of dense update blocks, without ever making them parameters (paper Eq. 8-9; methods.md
+4.3).
 
-For y = x ΔWᵀ the gradient of a loss with respect to ΔW is  Σ_tokens g xᵀ  with g = ∂L/∂y. From the inputs x and the output gradients g of one
+For y = x ΔWᵀ the gradient of a loss with respect to ΔW is  Σ_tokens g xᵀ  with g = ∂L/∂y. From the inputs x and the
+output gradients g of one
 batched backward pass both forms follow:
 
 * `batch`  (the released code): square of the gradient of the batch-mean loss;

@@ -1,11 +1,14 @@
-"""Class Gaussians: square roots of covariances, kept once and reused, and draws from them (paper Eq. 14-16; methods.md 4.5).
+"""Class Gaussians: square roots of covariances, kept once and reused, and draws from them (paper Eq. 14-16;
+methods.md 4.5).
 
 A covariance Σ + εI is held as the smaller of two exact square roots R with R Rᵀ = Σ + εI:
 
 * `packed`:   the lower Cholesky factor, d (d + 1) / 2 numbers;
-* `low_rank`: for N ≤ d/2 images Σ = Q diag(s) Qᵀ has rank k ≤ N − 1, and  R = √ε I + Q diag(√(s + ε) − √ε) Qᵀ,  k (d + 1) numbers.
+* `low_rank`: for N ≤ d/2 images Σ = Q diag(s) Qᵀ has rank k ≤ N − 1, and  R = √ε I + Q diag(√(s + ε) − √ε) Qᵀ,  k (d
++ 1) numbers.
 
-A draw is  x = μ + R z,  so its squared Mahalanobis distance is ‖z‖² in both forms, and the density filter needs no density.
+A draw is  x = μ + R z,  so its squared Mahalanobis distance is ‖z‖² in both forms, and the density filter needs no
+density.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ MAX_JITTER_STEPS = 6
 
 @dataclass
 class Roots:
-    """Square roots of C covariances (+ εI): either `packed` (C, d(d+1)/2) or `basis` (C, d, k) with `spread` (C, k) and `floor` = √ε."""
+    """Square roots of C covariances (+ εI): either `packed` (C, d(d+1)/2) or `basis` (C, d, k) with `spread` (C, k)
+    and `floor` = √ε."""
 
     dim: int
     packed: Tensor | None = None
@@ -68,7 +72,8 @@ class Roots:
 
 
 def packed_roots(covariances: Tensor, eps: float) -> tuple[Roots, float]:
-    """Cholesky factors of Σ + εI; ε grows tenfold until every factorisation succeeds. Returns the ε that was used too."""
+    """Cholesky factors of Σ + εI; ε grows tenfold until every factorisation succeeds. Returns the ε that was used
+    too."""
     dim = covariances.shape[-1]
     eye = torch.eye(dim, device=covariances.device, dtype=covariances.dtype)
     for _ in range(MAX_JITTER_STEPS):
@@ -78,7 +83,8 @@ def packed_roots(covariances: Tensor, eps: float) -> tuple[Roots, float]:
             return Roots(dim, packed=factor[:, rows, columns]), eps
         eps *= 10
     raise ValueError(
-        f"a class covariance is not positive definite even with {eps:g} on its diagonal; the features hold NaN or infinity"
+        f"a class covariance is not positive definite even with {eps:g} on its diagonal; "
+        "the features hold NaN or infinity"
     )
 
 
@@ -113,7 +119,8 @@ def class_roots(
 
 
 def covariance_roots(roots: Roots, label: int, covariance: Tensor, eps: float) -> Roots:
-    """`roots` with the root of one class made anew from its covariance (without ε); a low-rank basis widens as needed."""
+    """`roots` with the root of one class made anew from its covariance (without ε); a low-rank basis widens as
+    needed."""
     if roots.packed is not None:
         packed = roots.packed.clone()
         packed[label] = packed_roots(covariance[None], eps)[0].packed[0]

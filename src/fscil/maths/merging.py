@@ -4,7 +4,8 @@
                                            ├──►  ΔW = [w_d B_d, w_g B_g] [A_d; A_g]      rank 2r, still factored
       set g (no margin)   ΔW_g = B_g A_g ──┘ × w_g = n_g / (n_g + n_d)
 
-n is the Frobenius norm of the diagonal Fisher of the block: each block and each of key and value gets its own pair of weights.
+n is the Frobenius norm of the diagonal Fisher of the block: each block and each of key and value gets its own pair of
+weights.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def merge_weights(norms: Tensor) -> Tensor:
 
 
 def merge_factors(A: Tensor, B: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_s w_s B_s A_s as one factored set of rank S·r: A (L, S, 2, r, d), B (L, S, 2, d, r), weights (L, S, 2) -> (L, 1, 2, S·r, d), (L, 1, 2, d, S·r)."""
+    """Σ_s w_s B_s A_s as one factored set of rank S·r: A (L, S, 2, r, d), B (L, S, 2, d, r), weights (L, S, 2) -> (L,
+    1, 2, S·r, d), (L, 1, 2, d, S·r)."""
     weighted = B * weights.to(B.dtype)[..., None, None]
     joined_A = torch.cat(A.unbind(1), dim=-2)  # stack ranks
     joined_B = torch.cat(weighted.unbind(1), dim=-1)

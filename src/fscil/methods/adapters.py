@@ -1,4 +1,5 @@
-"""Training of adapter sets on the base task, several as streams of one pass, and the Fisher passes that weigh them (methods.md 4.2-4.3)."""
+"""Training of adapter sets on the base task, several as streams of one pass, and the Fisher passes that weigh them
+(methods.md 4.2-4.3)."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def train_streams(
 ) -> Streams:
     """One adapter set and cosine head per spec, all from the same initial values and the same augmented batches.
 
-    The sets share no parameter, so a joint pass gives what separate passes give (9.3). Sets that the runtime's shelf already holds are not
+    The sets share no parameter, so a joint pass gives what separate passes give (9.3). Sets that the runtime's shelf
+    already holds are not
     trained again.
     """
     keys = [_shelf_key(backbone, task, spec, rank, init, schedule, runtime) for spec in specs]
@@ -147,8 +149,10 @@ def fisher_information(
 ) -> Tensor:
     """Diagonal Fisher of every dense ΔW under the margin-free loss: (blocks, sets, 2, d, d), all sets in one pass.
 
-    Images are taken plain and grouped by class, in batches of the base batch size (4.3). Each set uses its own head unless `shared_head` names
-    one for all (9.5). `form` is `batch` (mean over batches of squared batch-mean gradients) or `sample` (mean over samples, Eq. 8).
+    Images are taken plain and grouped by class, in batches of the base batch size (4.3). Each set uses its own head
+    unless `shared_head` names
+    one for all (9.5). `form` is `batch` (mean over batches of squared batch-mean gradients) or `sample` (mean over
+    samples, Eq. 8).
     """
     lora, sets = streams.lora, streams.lora.sets
     heads = streams.rows if shared_head is None else streams.rows[[shared_head] * sets]
@@ -189,7 +193,8 @@ def fisher_norms(
     runtime: Runtime,
     shared_head: int | None = None,
 ) -> Tensor:
-    """Frobenius norms (blocks, sets, 2) of `fisher_information`; those of sets that the shelf knows are read from it."""
+    """Frobenius norms (blocks, sets, 2) of `fisher_information`; those of sets that the shelf knows are read from
+    it."""
     if shared_head is not None:
         streams = Streams(streams.lora, streams.rows[[shared_head] * streams.lora.sets], streams.scales)
     keys = []

@@ -27,8 +27,10 @@ class NoOptions:
 class Method(nn.Module):
     """A learner of a base task and then of few-shot tasks, one after the other.
 
-    Labels number classes by order of arrival. `features_fixed` promises that the backbone does not change after the base task; then `features` and
-    `logits_from` exist and the protocol computes test features once. Everything learned is in parameters and buffers, so `state` is complete.
+    Labels number classes by order of arrival. `features_fixed` promises that the backbone does not change after the
+    base task; then `features` and
+    `logits_from` exist and the protocol computes test features once. Everything learned is in parameters and buffers,
+    so `state` is complete.
     """
 
     Options: type = NoOptions
@@ -54,7 +56,8 @@ class Method(nn.Module):
 
     @classmethod
     def stream_plan(cls, options: Any) -> StreamPlan | None:
-        """The adapter sets that `fit_base` trains by `train_streams`, if it does: runs can then train theirs in one pass."""
+        """The adapter sets that `fit_base` trains by `train_streams`, if it does: runs can then train theirs in one
+        pass."""
         return None
 
     def fit_base(self, task: Task) -> None:

@@ -116,7 +116,8 @@ class CLOM(AdapterMethod):
 
 
 def pair_margins(rows: Tensor, average: float, upper: float) -> Tensor:
-    """margin(y, j) = a + (b − a) / (1 − r̄) · (R_yj − r̄), R the cosines of the rows and r̄ their mean off the diagonal.
+    """margin(y, j) = a + (b − a) / (1 − r̄) · (R_yj − r̄), R the cosines of the rows and r̄ their mean off the
+    diagonal.
 
     Added to the cosine of every class j ≠ y, so a positive margin makes the task harder; the diagonal is 0.
     """

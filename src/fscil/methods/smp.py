@@ -1,10 +1,13 @@
-"""SMP: sculpting the margin penalty (the paper; methods.md 4). The baseline and every ablation are configurations of this file.
+"""SMP: sculpting the margin penalty (the paper; methods.md 4). The baseline and every ablation are configurations of
+this file.
 
 Base task      two K/V LoRA sets trained side by side, set d with a cosine margin and set g without (Eq. 5-7);
                diagonal Fisher of each set's dense update (Eq. 8-9); merge, block by block (MIAM, Eq. 10-11);
                class prototypes and covariances on the merged, now frozen features (Eq. 12-13).
-Few-shot task  new rows = prototypes of the shots; then the classifier is calibrated under the margin on real features of the new classes
-               and Gaussian features of all others (MPCC, Eq. 14-18); or stays prototypes; or is the closed form of methods.md 13.
+Few-shot task  new rows = prototypes of the shots; then the classifier is calibrated under the margin on real features
+of the new classes
+               and Gaussian features of all others (MPCC, Eq. 14-18); or stays prototypes; or is the closed form of
+               methods.md 13.
 """
 
 from __future__ import annotations
@@ -94,8 +97,8 @@ class SMP(Method):
     features_fixed = True
     can_refine = True
     after_base = frozenset(
-        "calibration_epochs calibration_lr calibration_batch calibration_scale calibration_margin features_per_class real_features views "
-        "density_filter second_centre borrow_from initial_classifier shrinkage correction closed_form_views".split()
+        "calibration_epochs calibration_lr calibration_batch calibration_scale calibration_margin features_per_class "
+        "real_features views density_filter second_centre borrow_from initial_classifier shrinkage correction closed_form_views".split()
     )
 
     def __init__(self, backbone: Backbone, options: SMPOptions, runtime: Runtime):
@@ -116,7 +119,8 @@ class SMP(Method):
         for part in ("packed", "basis", "spread", "floor"):
             self.register_buffer(f"roots_{part}", None)
 
-    # ---- base task -------------------------------------------------------------------------------------------------------------
+    # ---- base task
+    # -------------------------------------------------------------------------------------------------------------
     @classmethod
     def stream_plan(cls, options: SMPOptions) -> StreamPlan:
         o = options
@@ -129,7 +133,8 @@ class SMP(Method):
         self.adopt(self.stream_plan(self.options).train(self.backbone, task, self.runtime, joint), task)
 
     def adopt(self, streams: Streams, task: Task) -> None:
-        """Takes trained adapter sets (g, d or a single one), merges them, and computes the statistics of the base classes."""
+        """Takes trained adapter sets (g, d or a single one), merges them, and computes the statistics of the base
+        classes."""
         self._diagnostics = {}
         self.lora = self._merge(streams, task) if streams.lora.sets > 1 else streams.lora.select(0)
         self.trained_rows = streams.rows[-1].clone()
@@ -176,7 +181,8 @@ class SMP(Method):
             )
             self.prototypes = self._closed_form_means(features, labels)
 
-    # ---- features and scores ---------------------------------------------------------------------------------------------------
+    # ---- features and scores
+    # ---------------------------------------------------------------------------------------------------
     def features(self, images: Pixels) -> Tensor:
         return self.extract(images, self.embed)
 
@@ -191,9 +197,11 @@ class SMP(Method):
             return self._closed_form_space(features) @ weights.T + biases
         return o.calibration_scale * cosine(features, self.rows)
 
-    # ---- few-shot tasks --------------------------------------------------------------------------------------------------------
+    # ---- few-shot tasks
+    # --------------------------------------------------------------------------------------------------------
     def learn(self, task: Task) -> None:
-        """Adds the classes of a task; images of classes already known refine their prototypes (a running mean by count)."""
+        """Adds the classes of a task; images of classes already known refine their prototypes (a running mean by
+        count)."""
         known = self.seen
         before = torch.cat([self.class_counts, self.class_counts.new_zeros(max(0, int(task.labels.max()) + 1 - known))])
         self.count_classes(task)
@@ -229,7 +237,8 @@ class SMP(Method):
         return class_means(features, labels, self.seen)
 
     def _borrow(self, known: int) -> None:
-        """Each new class uses the covariance of the base class nearest in cosine (Eq. 15); base classes keep their own."""
+        """Each new class uses the covariance of the base class nearest in cosine (Eq. 15); base classes keep their
+        own."""
         base = len(self.trained_rows)
         if base == 0:  # every base class was forgotten; only calibrations that borrow nothing come here
             self.donor = self.donor.new_zeros(self.seen)
@@ -334,7 +343,8 @@ class SMP(Method):
     def _embedding_batches(
         self, real: tuple[Tensor, Tensor], current: Tensor, session: int, epoch: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled mini-batches of one epoch's embedding set: 256 Gaussian features of each other class, and the real ones (4.5, steps 4-5)."""
+        """Shuffled mini-batches of one epoch's embedding set: 256 Gaussian features of each other class, and the real
+        ones (4.5, steps 4-5)."""
         o, runtime = self.options, self.runtime
         other = torch.ones(self.seen, dtype=torch.bool, device=self.rows.device)
         other[current] = False
@@ -361,7 +371,8 @@ class SMP(Method):
                 yield self._draw_batch(chosen, old, real, (session, epoch, step))
 
     def _gaussian_features(self, classes: Tensor, z: Tensor) -> Tensor:
-        """256 features of each class from draws z (C, 256 or 512, d): base classes half around P and half around Clf^d."""
+        """256 features of each class from draws z (C, 256 or 512, d): base classes half around P and half around
+        Clf^d."""
         o, half = self.options, self.options.features_per_class // 2
         centred = self._has_second_centre(classes)
         if o.density_filter:
@@ -377,7 +388,8 @@ class SMP(Method):
     def _draw_batch(
         self, chosen: Tensor, old: Tensor, real: tuple[Tensor, Tensor], key: tuple[int, int, int]
     ) -> tuple[Tensor, Tensor]:
-        """The same features drawn for one mini-batch only; ‖z‖ does not depend on the class, so the filter pools over the batch."""
+        """The same features drawn for one mini-batch only; ‖z‖ does not depend on the class, so the filter pools over
+        the batch."""
         o = self.options
         synthetic = chosen[chosen < len(old) * o.features_per_class]
         rest = chosen[chosen >= len(old) * o.features_per_class] - len(old) * o.features_per_class
@@ -401,7 +413,8 @@ class SMP(Method):
             centres = F.normalize(centres, dim=1) * self.prototypes[classes].norm(dim=1, keepdim=True)
         return centres
 
-    # ---- small parts -----------------------------------------------------------------------------------------------------------
+    # ---- small parts
+    # -----------------------------------------------------------------------------------------------------------
     def _as_rows(self, prototypes: Tensor) -> Tensor:
         return F.normalize(prototypes, dim=1) if self.options.rows == "unit" else prototypes.clone()
 

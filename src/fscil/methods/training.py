@@ -1,6 +1,8 @@
-"""The one training loop of the library: epochs over a task's augmented images, with resumption, micro-batches, processes and CUDA graphs.
+"""The one training loop of the library: epochs over a task's augmented images, with resumption, micro-batches,
+processes and CUDA graphs.
 
-A method hands over its parameters and a function from a batch to the mean loss; everything random is keyed by (stage, epoch, image), so a run
+A method hands over its parameters and a function from a batch to the mean loss; everything random is keyed by (stage,
+epoch, image), so a run
 that was stopped after any epoch and resumed ends with the same numbers.
 """
 
@@ -29,7 +31,8 @@ REPORT_EVERY = 20  # steps between two looks at the loss (each waits for the dev
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss sees: images (b, 3, s, s), labels (b,), positions in the task (b,), and extras drawn for this step."""
+    """What a loss sees: images (b, 3, s, s), labels (b,), positions in the task (b,), and extras drawn for this
+    step."""
 
     images: Tensor
     labels: Tensor
@@ -81,8 +84,10 @@ def train(
 ) -> float:
     """Trains `parameters` on augmented batches and returns the mean loss of the last epoch.
 
-    `parameters` may be groups (dicts with `params` and a factor `lr_factor`). `extras(positions, epoch, step)` gives further tensors of a step. What `loss` reads besides its batch must be updated in
-    place, because on a GPU the step is captured once as a CUDA graph. `passes` counts forward passes per image in the images/s shown. `order` keys
+    `parameters` may be groups (dicts with `params` and a factor `lr_factor`). `extras(positions, epoch, step)` gives
+    further tensors of a step. What `loss` reads besides its batch must be updated in
+    place, because on a GPU the step is captured once as a CUDA graph. `passes` counts forward passes per image in the
+    images/s shown. `order` keys
     the shuffling where stages of different names are to see the same batches.
     """
     groups = [dict(g) for g in parameters] if isinstance(parameters[0], dict) else [{"params": list(parameters)}]
@@ -127,7 +132,8 @@ def train(
         mean_loss = float(runtime.sum_over_processes(total)) / len(batches)
         if not math.isfinite(mean_loss):
             raise UserError(
-                f"the loss of {stage} is not finite in epoch {epoch + 1}; lower the learning rate or use --precision fp32."
+                f"the loss of {stage} is not finite in epoch {epoch + 1}; "
+                "lower the learning rate or use --precision fp32."
             )
         _keep(runtime, stage, weights, buffers, optimiser, epoch + 1)
     return mean_loss
