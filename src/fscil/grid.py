@@ -110,7 +110,7 @@ def plan(grid: str | Path, configs: Sequence[RunConfig]) -> list[Job]:
     for members in groups.values():
         wanted = [_plan_of(member.config)[0] for member in members]
         specs = tuple(dict.fromkeys(spec for specs in wanted for spec in specs))
-        if len(specs) > max(map(len, wanted)):  # otherwise one of the cells trains them all
+        if len(specs) > min(map(len, wanted)):  # otherwise the first of the cells trains them all
             job = Job(grid, members[0].config, specs=specs)
             jobs.append(job)
             before.update({member.name: job.name for member in members})
