@@ -32,7 +32,7 @@ def weights(tmp_path_factory):
     return str(path)
 
 
-TINY = ["data.base=6", "data.way=2", "data.tasks=2", "data.limit=3", "options.epochs=2"]
+TINY = ["data.base=6", "data.way=2", "data.tasks=2", "data.limit=3", "options.epochs=2", "options.lr=0.01"]
 MPCC = [*TINY, "options.views=1", "options.calibration_epochs=1"]
 
 
