@@ -13,7 +13,7 @@ from fscil.backbones.vit import Backbone
 from fscil.data.pixels import ImageStore, Pixels, Transform
 from fscil.data.stream import Task
 from fscil.methods import smp as smp_module
-from fscil.methods.adapters import StreamSpec, fisher_information, initial_rows, train_streams
+from fscil.methods.adapters import PLAIN_STAGE, StreamSpec, fisher_information, initial_rows, train_streams
 from fscil.methods.smp import SMP, SMPOptions, view_key
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
@@ -64,7 +64,7 @@ def run_reference(vit, tasks, fisher):
         {f"{m}_{p}": getattr(start, m)[layer, 0, i].detach() for m in "AB" for i, p in enumerate("kv")}
         for layer in range(DEPTH)
     ]
-    orders = [torch.randperm(40, generator=RUNTIME.generator("adapters m0+m0.2", "order", e)) for e in range(2)]
+    orders = [torch.randperm(40, generator=RUNTIME.generator(PLAIN_STAGE, "order", e)) for e in range(2)]
     epochs = [
         [(base.images.augmented(p, e).double(), base.labels[p]) for p in order.split(8)]
         for e, order in enumerate(orders)
@@ -172,15 +172,8 @@ def test_joint_training_equals_separate_trainings(vit, tasks):
     schedule = Schedule(2, 8, 0.5, 5e-4)
     backbone = Backbone(copy.deepcopy(vit), "tiny")
 
-    class SameOrder(Runtime):
-        """Keys the shuffle by epoch alone, so that every training sees the same batches."""
-
-        def generator(self, *key, device=False):
-            return super().generator(*(("same", *key[1:]) if "order" in key else key), device=device)
-
-    runtime = SameOrder(dtype=torch.float64)
-    joint = train_streams(backbone, tasks[0], specs, RANK, "sparse", schedule, runtime)
-    apart = train_streams(backbone, tasks[0], specs, RANK, "sparse", schedule, runtime, joint=False)
+    joint = train_streams(backbone, tasks[0], specs, RANK, "sparse", schedule, RUNTIME)
+    apart = train_streams(backbone, tasks[0], specs, RANK, "sparse", schedule, RUNTIME, joint=False)
     torch.testing.assert_close(joint.lora.A, apart.lora.A, rtol=0, atol=1e-10)
     torch.testing.assert_close(joint.lora.B, apart.lora.B, rtol=0, atol=1e-10)
     torch.testing.assert_close(joint.rows, apart.rows, rtol=0, atol=1e-10)
@@ -191,7 +184,7 @@ def test_joint_training_equals_separate_trainings(vit, tasks):
 
 def test_sequential_option_gives_the_joint_result(vit, tasks):
     joint, apart = (run(vit, tasks[:1], options(training=t)) for t in ("joint", "sequential"))
-    torch.testing.assert_close(joint.prototypes.shape, apart.prototypes.shape)
+    torch.testing.assert_close(joint.prototypes, apart.prototypes, rtol=0, atol=1e-10)
     torch.testing.assert_close(joint.lora.A, apart.lora.A, rtol=0, atol=1e-10)
 
 
@@ -201,10 +194,8 @@ def test_two_identical_sets_merge_to_themselves(vit, tasks):
     weights = torch.tensor(method.diagnostics()["merge_weights"])
     torch.testing.assert_close(weights, torch.full_like(weights, 0.5), rtol=0, atol=1e-12)
     single = run(vit, tasks[:1], options(margin=0.0, adapters="one"))
-    torch.testing.assert_close(method.lora.A[:, :, :, :RANK].shape, single.lora.A.shape)
-    images = tasks[1].images.plain().double()
     assert method.lora.rank == 2 * RANK
-    assert torch.isfinite(method.embed(images)).all()
+    torch.testing.assert_close(method.lora.dense(), single.lora.dense(), rtol=0, atol=1e-12)
 
 
 def test_merge_weights_sum_to_one_in_every_slot(vit, tasks):

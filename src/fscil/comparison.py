@@ -149,8 +149,12 @@ def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[st
     return results, problems
 
 
+DETAILS = ("A_0", "A_final", "base", "new", "hacc", "fnr", "fpr", "trainable_parameters", "stored_images", "minutes")
+PARTS = ("", "-details", "-differences")  # of a dataset's tables, in the order they are shown
+
+
 def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] = ()) -> dict[str, tables.Table]:
-    """The main table and the paired differences of every dataset, by file name."""
+    """The main table, what is behind its averages, and the paired differences of every dataset, by file name."""
     made: dict[str, tables.Table] = {}
     for dataset in dict.fromkeys(result["config"]["dataset"] for result in results):
         members = [result for result in results if result["config"]["dataset"] == dataset]
@@ -162,6 +166,8 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
             metrics = ("A_0", "A_final", "A_avg", "base", "new", "hacc")
             table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
         made[dataset] = replace(table, notes=[*table.notes, *remarks, provenance(members)])
+        details = tables.metric_table(groups, DETAILS, f"Base and new classes at the last task on {title}")
+        made[f"{dataset}-details"] = details
         if len(groups) > 1:
             made[f"{dataset}-differences"] = tables.difference_table(groups, reference_row(groups))
     return made

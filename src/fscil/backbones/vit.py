@@ -288,8 +288,8 @@ def make_backbone(
     except Exception as problem:  # the hub raises many kinds of errors when it cannot be reached
         if weights is None and pretrained:
             raise UserError(
-                f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the safetensors '
-                f"file of timm/{name} on this machine and pass --weights FILE, connect once so that it is cached, or "
+                f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the '
+                f"safetensors file of timm/{name} on this machine and pass --weights FILE, connect once so that it is cached, or "
                 "choose another --backbone."
             ) from None
         raise

@@ -205,7 +205,7 @@ def work(todo: Sequence[Job], engine: Engine, quiet: bool) -> Overview:
 
 def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, quiet: bool) -> None:
     """Tables on the screen, as CSV, Markdown and LaTeX, and in a document."""
-    from fscil.comparison import splice
+    from fscil.comparison import PARTS, splice
     from fscil.display import output_console
     from fscil.evaluation.tables import print_table, render, write_table
 
@@ -214,10 +214,10 @@ def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, q
         print_table(table, console)
         write_table(table, folder / key)
     if markdown is not None:
-        datasets = [key for key in made if not key.endswith("-differences")]
+        datasets = [key for key in made if not key.endswith(PARTS[1:])]
         blocks = {
             f"{name}-{dataset}": "\n".join(
-                render(made[k], "markdown") for k in (dataset, f"{dataset}-differences") if k in made
+                render(made[dataset + part], "markdown") for part in PARTS if dataset + part in made
             )
             for dataset in datasets
         }

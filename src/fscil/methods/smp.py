@@ -98,7 +98,8 @@ class SMP(Method):
     can_refine = True
     after_base = frozenset(
         "calibration_epochs calibration_lr calibration_batch calibration_scale calibration_margin features_per_class "
-        "real_features views density_filter second_centre borrow_from initial_classifier shrinkage correction closed_form_views".split()
+        "real_features views density_filter second_centre borrow_from initial_classifier shrinkage correction "
+        "closed_form_views".split()
     )
 
     def __init__(self, backbone: Backbone, options: SMPOptions, runtime: Runtime):
