@@ -289,8 +289,8 @@ def make_backbone(
         if weights is None and pretrained:
             raise UserError(
                 f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the '
-                f"safetensors file of timm/{name} on this machine and pass --weights FILE, connect once so that it is cached, or "
-                "choose another --backbone."
+                f"safetensors file of timm/{name} on this machine and pass --weights FILE, connect once so "
+                "that it is cached, or choose another --backbone."
             ) from None
         raise
     if weights is not None:
