@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -46,8 +48,6 @@ def streams_loss(features: Tensor, rows: Tensor, labels: Tensor, scales: Tensor,
 
 def cosine_schedule(lr: float, epoch: int, epochs: int) -> float:
     """lr · ½ (1 + cos(π e / E)): cosine to zero, constant within an epoch."""
-    import math
-
     return lr * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
 
 

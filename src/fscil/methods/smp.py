@@ -12,7 +12,6 @@ of the new classes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -449,8 +448,3 @@ class SMP(Method):
 def view_key(session: int, number: Tensor | int) -> Tensor | int:
     """Augmentation key of a view: distinct from every training epoch and from every other task's views."""
     return 1_000_000 * session + number + 1
-
-
-def ceil_passes(features_per_class: int, shots: int) -> int:
-    """Augmented passes that give a class with `shots` images its share of real features."""
-    return math.ceil(features_per_class / shots)
