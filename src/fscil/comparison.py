@@ -167,6 +167,9 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
             table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
         made[dataset] = replace(table, notes=[*table.notes, *remarks, provenance(members)])
         details = tables.metric_table(groups, DETAILS, f"Base and new classes at the last task on {title}")
+        if any(session.get("parts_from_shelf") for result in members for session in result["sessions"]):
+            shared = "Minutes leave out parts that another run had trained."
+            details = replace(details, notes=[*details.notes, shared])
         made[f"{dataset}-details"] = details
         if len(groups) > 1:
             made[f"{dataset}-differences"] = tables.difference_table(groups, reference_row(groups))

@@ -327,6 +327,9 @@ def metric_table(
     rows = []
     for label, members in groups.items():
         values = {name: over_seeds(metric(name).read(result) for result in members) for name in metrics}
+        for name, value in values.items():
+            if value is not None and metric(name).column.better is None:  # counts and times need no ±
+                values[name] = replace(value, spread=None)
         values |= {
             f"{name}_paper": Value(quoted[label][metric(name).paper])
             for name in metrics
