@@ -22,6 +22,7 @@ from fscil.overview import Overview
 POLL = 0.5  # seconds between two looks at the workers
 ASK_AGAIN = 5.0  # seconds until a job that another process works on is asked for again
 ENGINES = ("local", "ray")
+JOB_MEMORY = 2.5e9  # bytes that a run on a CPU may need
 Outcome = Mapping[str, Any]
 
 
@@ -60,6 +61,20 @@ def make_engine(
     if address is not None:
         raise UserError("--address is that of a Ray cluster; add --engine ray")
     return LocalEngine(jobs)
+
+
+def default_jobs(device: str | None = None) -> int:
+    """How many runs at a time suit this machine: small ones use CPU cores better side by side than each several."""
+    import psutil
+    import torch
+
+    if device not in (None, "auto", "cpu") or (device != "cpu" and torch.cuda.is_available()):
+        return 1
+    return max(1, min(_cores(), int(psutil.virtual_memory().available / JOB_MEMORY)))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_jobs(jobs: Sequence[Job], engine: Engine, quiet: bool = False) -> Overview:
@@ -192,8 +207,7 @@ def _serve(pipe: connection.Connection, number: int, of: int) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // of)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // of)))
     _choose_gpu(number)
     while True:
         try:

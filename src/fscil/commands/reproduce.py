@@ -42,7 +42,10 @@ def reproduce(
     limit: shared.Limit = None,
     output: shared.Output = Path("runs/grid"),
     markdown: shared.Markdown = None,
-    jobs: shared.Jobs = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Runs at a time. Default: one per CPU core; one in all with a GPU."),
+    ] = None,
     engine: shared.EngineName = "local",
     address: shared.Address = None,
     cpus: shared.Cpus = None,
@@ -68,6 +71,7 @@ def reproduce(
     """
     from fscil.comparison import check_places, load_cells, parse_seeds, splice, split_names
     from fscil.display import output_console
+    from fscil.engines import default_jobs
     from fscil.evaluation.tables import Table, print_table, render
     from fscil.grid import plan
     from fscil.reproduce import SEEDS, Request, choose, make_artefacts, write_index
@@ -88,7 +92,8 @@ def reproduce(
         places = [place for place in places if f"<!-- fscil:{place} -->" in text]
         check_places(markdown, places)
     todo = plan(output, request.configs())
-    overview = shared.work(todo, shared.engine_of(engine, jobs, address, cpus, gpus, memory), quiet)
+    at_a_time = jobs or default_jobs(device)
+    overview = shared.work(todo, shared.engine_of(engine, at_a_time, address, cpus, gpus, memory), quiet)
 
     folder = output / "reproduce" / ("+".join(request.datasets) + ("-fast" if fast else ""))
     made, problems = make_artefacts(request, load_cells(todo), folder)
