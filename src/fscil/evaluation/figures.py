@@ -508,8 +508,15 @@ def tradeoff(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp:
             right.plot(new, base, "-", color="#8c8c8c", linewidth=1.0, zorder=1)
             shades = _shades(len(margins))
             right.scatter(new, base, s=30, color=shades, edgecolor=INK, linewidth=0.6, zorder=2)
+            places: dict[tuple[float, float], list[float]] = {}  # margins with the same accuracies share a label
             for m, x, y in zip(margins, new, base):
-                right.annotate(f"$m={m:g}$", (x, y), (5, 4), textcoords="offset points", fontsize=7)
+                places.setdefault((round(x, 3), round(y, 3)), []).append(m)
+            for number, (place, same) in enumerate(places.items()):
+                text = f"$m={', '.join(f'{m:g}' for m in same)}$"
+                # around the point in turn, so that labels of neighbours stay apart
+                across, up = (5, -5)[number % 2], (4, -9)[number // 2 % 2]
+                side = "left" if across > 0 else "right"
+                right.annotate(text, place, (across, up), textcoords="offset points", fontsize=7, ha=side)
             right.set_xlabel("accuracy on new classes (%)")
             right.set_ylabel("accuracy on base classes (%)")
             right.grid(True, axis="both")
