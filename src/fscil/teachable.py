@@ -353,9 +353,13 @@ class Teachable:
         device: str = "auto",
         precision: str = "auto",
         weights: str | os.PathLike | None = None,
+        backbone: Backbone | None = None,
         verbose: bool = False,
     ) -> Teachable:
-        """Opens a saved model, on any device. Every file's hash is checked; nothing in it is executed."""
+        """Opens a saved model, on any device. Every file's hash is checked; nothing in it is executed.
+
+        `backbone` is one that is open already, on this device: several readers of one model share its weights.
+        """
         folder = ModelFolder(path)
         head, tensors = folder.open()
         config = head.config
@@ -376,12 +380,12 @@ class Teachable:
             clf._transform = build(Transform, config["transform"], "transform.")
         except (KeyError, TypeError) as error:
             raise UserError(f'"{folder.path / "model.json"}" is not the head of a model (lacks {error}).') from error
-        if weights is None and chosen["embedded"]:
+        if backbone is None and weights is None and chosen["embedded"]:
             weights = folder.checked(head, BACKBONE)
         elif weights is None and chosen["weights"] and Path(chosen["weights"]).is_file():
             weights = chosen["weights"]
         clf._start_runtime()
-        clf._backbone = clf._make_backbone(chosen["name"], weights, chosen["image_size"])
+        clf._backbone = clf._make_backbone(backbone or chosen["name"], weights, chosen["image_size"])
         if clf._backbone.hash != chosen["hash"]:
             raise UserError(
                 f'the weights of backbone "{chosen["name"]}" here have hash {clf._backbone.hash}, the model was fitted '
