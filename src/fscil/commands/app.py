@@ -1,0 +1,71 @@
+"""`fscil app`: the web page of a model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fscil.commands.teach import Device, Model, Weights
+
+PANEL = "Your own photos"
+
+
+def app(
+    model: Model,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen. Anything but this machine needs a password.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7860,
+    user: Annotated[str, typer.Option(metavar="NAME", help="The name to log in with.")] = "fscil",
+    password_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Its first line is the password. Or set FSCIL_PASSWORD."),
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    weights: Weights = None,
+    device: Device = None,
+) -> None:
+    """Recognise and teach in a web page, on a computer or a phone.
+
+    **Examples**
+
+    `fscil app birds --open`
+
+    `fscil app birds --host 0.0.0.0 --password-file secret.txt`
+    """
+    from fscil.practice import read_head
+    from fscil.webpage import serve
+
+    read_head(model)  # a folder that is no model is said at once, before anything heavy is imported
+    password = read_password(password_file)
+    serve(
+        model,
+        host,
+        port,
+        user=user,
+        password=password,
+        weights=weights,
+        device=device or "auto",
+        open_browser=open_browser,
+    )
+
+
+def read_password(file: Path | None) -> str | None:
+    """The first line of the file, or the environment's FSCIL_PASSWORD; None if there is neither."""
+    from fscil.errors import UserError
+
+    if file is None:
+        return os.environ.get("FSCIL_PASSWORD") or None
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'--password-file "{file}" cannot be read: {error}') from error
+    if not lines or not lines[0].strip():
+        raise UserError(f'--password-file "{file}" has no password in its first line.')
+    return lines[0].strip()
+
+
+COMMANDS = {"app": app}

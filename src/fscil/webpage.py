@@ -1,0 +1,479 @@
+"""The web page of `fscil app`, in Gradio: recognise, teach, classes, history. What it shows is drawn by `webparts`.
+
+Pictures people upload lie in a private folder only until they were looked at; files that were never used go after
+`KEPT_UNUSED` seconds, and the folder itself with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from fscil import webparts
+from fscil.errors import UserError
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+    from fscil.hosting import Host
+
+KEPT_UNUSED = 900  # seconds that an uploaded file waits to be used
+WRONG_PASSWORD = 1.0  # seconds that a wrong password costs; one is tried at a time
+FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+# Gradio has many more addresses (its API's description, a proxy, development); the page needs these.
+NEEDED = re.compile(
+    r"/|/(config|login|logout|theme\.css|favicon\.ico|manifest\.json|robots\.txt)/?|/(assets|static|svelte)/.*"
+    r"|/gradio_api/(upload|upload_progress|queue/join|queue/data|heartbeat/\w+|startup-events|reset|cancel|user|"
+    r"login_check|app_id|theme\.css|file=/.*)/?"
+)
+HEADERS = {
+    "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' blob:; worker-src 'self' blob:; "
+    "font-src 'self' data:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+}
+log = logging.getLogger(__name__)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+def make_page(host: Host) -> gr.Blocks:
+    """The page on one model. `serve` shows it; see there for what keeps strangers out."""
+    import gradio as gr
+
+    page = gr.Blocks(title=f"{host.info()['name']} – fscil", analytics_enabled=False)
+    with page:
+        head = gr.HTML()
+        with gr.Tabs() as tabs:
+            with gr.Tab("Recognise", id="recognise"):
+                with gr.Row():
+                    with gr.Column():
+                        picture = gr.Image(
+                            label="Picture to recognise",
+                            sources=["upload", "webcam", "clipboard"],
+                            type="filepath",
+                            height=280,
+                            buttons=[],
+                            webcam_options=gr.WebcamOptions(
+                                mirror=False, constraints={"video": {"facingMode": {"ideal": "environment"}}}
+                            ),
+                            elem_id="picture",
+                        )
+                        gr.HTML(
+                            "<p>Drop a picture, paste one, or take one with the camera. "
+                            "It is looked at and deleted at once.</p>",
+                            elem_classes="fs-hint",
+                        )
+                    with gr.Column():
+                        found = gr.HTML(elem_id="answer")
+            with gr.Tab("Teach", id="teach"):
+                with gr.Row():
+                    with gr.Column():
+                        name = gr.Textbox(label="Name of the class", max_lines=1, max_length=200, elem_id="name")
+                        shots = gr.Gallery(
+                            label="Pictures of it",
+                            file_types=["image"],
+                            type="filepath",
+                            sources=["upload", "webcam", "clipboard"],
+                            columns=4,
+                            height=280,
+                            object_fit="cover",
+                            buttons=[],
+                            interactive=True,
+                            elem_id="shots",
+                        )
+                        gr.HTML(f"<p>{_advice(host)}</p>", elem_classes="fs-hint")
+                        teach_button = gr.Button("Teach", variant="primary", elem_id="teach-button")
+                    with gr.Column():
+                        said = gr.HTML(elem_id="lesson")
+                        add_button = gr.Button("Add", visible=False, variant="primary", elem_id="add-button")
+                        try_button = gr.Button("Try it on a picture", visible=False, elem_id="try-button")
+            with gr.Tab("Classes", id="classes") as classes_tab:
+                with gr.Row():
+                    with gr.Column(scale=2):
+                        known = gr.HTML(elem_id="known")
+                    with gr.Column(scale=1, min_width=260):
+                        chosen = gr.Dropdown(label="Class to remove", choices=[], value=None, elem_id="chosen")
+                        remove_button = gr.Button("Remove this class", elem_id="remove-button")
+                        undo_button = gr.Button("Undo the last change", elem_id="undo-button")
+                        last = gr.HTML(elem_classes="fs-hint")
+                        changed = gr.HTML(elem_id="changed")
+            with gr.Tab("History", id="history") as history_tab:
+                chart = gr.HTML(elem_id="chart")
+                events = gr.HTML(elem_id="events")
+        seen = gr.State(-1)  # the revision that this browser shows
+    for component in (picture, shots):
+        _accept_uploads_only(component)
+
+    def show() -> tuple[Any, ...]:
+        """Everything that says what the model knows."""
+        revision, history, classes = host.revision, host.history, host.classes
+        undoable = len(history) > 1
+        return (
+            webparts.heading(host.info()["name"], classes),
+            webparts.class_table(classes),
+            gr.update(choices=[str(info["name"]) for info in classes], value=None),
+            gr.update(interactive=undoable),
+            f"<p>Last change: {webparts.escape(webparts.in_words(history[-1]))}</p>" if undoable else "",
+            webparts.history_chart(history),
+            webparts.history_table(history),
+            revision,
+        )
+
+    views = [head, known, chosen, undo_button, last, chart, events, seen]
+
+    def recognise(path: str | None) -> tuple[Any, Any]:
+        if path is None:
+            return gr.skip(), gr.skip()
+        try:
+            (decoded,) = host.decode(_take([path]))
+            (answer,) = host.recognise_decoded([decoded])
+            (alike,) = host.nearest([decoded]) if answer.error is None else ([],)
+            shown = webparts.answer(answer, decoded if answer.error is None else None, alike)
+        except UserError as error:
+            shown = webparts.message(webparts.sentence(str(error)), "bad")
+        except Exception:
+            log.exception("recognising failed")
+            shown = webparts.message("Something went wrong on the server. Please try again.", "bad")
+        finally:
+            _discard([path])
+        return None, shown
+
+    def lesson(add: bool, typed: str, paths: list[str] | None) -> Iterator[dict[Any, Any]]:
+        """Teaches one class, saying what is going on. Pictures stay until they were learned from."""
+        typed, paths = (typed or "").strip(), paths or []
+        hidden = {add_button: gr.update(visible=False), try_button: gr.update(visible=False)}
+
+        def say(text: str, kind: str) -> dict[Any, Any]:
+            return {**hidden, teach_button: gr.update(interactive=True), said: webparts.message(text, kind)}
+
+        if not typed:
+            yield say("Please give the class a name.", "bad")
+            return
+        if not paths:
+            yield say(f"Please add some pictures of “{typed}”; five of different scenes are a good start.", "bad")
+            return
+        has = next((info["pictures"] for info in host.classes if str(info["name"]) == _spelled(typed)), None)
+        if has is not None and not add:
+            text = f"“{typed}” is known already, from {webparts.count(has, 'picture')}. "
+            text += "Add these pictures to it, or choose another name for another class."
+            button = f"Add {webparts.count(len(paths), 'picture')} to “{typed}”"
+            yield {**say(text, "ask"), add_button: gr.update(visible=True, value=button)}
+            return
+        waiting = f"Teaching “{typed}” from {webparts.count(len(paths), 'picture')} …"
+        yield {**say(waiting, "busy"), teach_button: gr.update(interactive=False)}
+        try:
+            event = host.learn(typed, _take(paths), add=add)
+        except UserError as error:
+            yield say(webparts.sentence(str(error)), "bad")
+        except Exception:
+            log.exception("teaching failed")
+            yield say("Something went wrong on the server; the model is as it was. Please try again.", "bad")
+        else:
+            _discard(paths)
+            notes = " ".join(webparts.sentence(note) for note in event["notes"])
+            done = {**say(f"{webparts.in_words(event)}. {notes}", "good"), try_button: gr.update(visible=True)}
+            yield {**done, name: "", shots: None}
+
+    def remove(label: str | None) -> str:
+        if label is None:
+            return webparts.message("Please choose a class first.", "bad")
+        return _change(lambda: webparts.in_words(host.forget(label)) + ".")
+
+    def undo(revision: int) -> str:
+        if revision != host.revision:
+            return webparts.message("Somebody has changed the model meanwhile; please look again first.", "ask")
+        return _change(lambda: f"Taken back: {webparts.in_words(host.undo()['undone'][0])}.")
+
+    # Gradio's own description of these calls stays closed; many may run at once, the host keeps them in order.
+    quiet: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 8}
+    lesson_views = [said, add_button, try_button, teach_button, name, shots]
+    with page:
+        picture.change(recognise, picture, [picture, found], show_progress_on=found, **quiet)
+        for button, add in ((teach_button, False), (add_button, True)):
+            taught = button.click(partial(lesson, add), [name, shots], lesson_views, show_progress="hidden", **quiet)
+            taught.then(show, None, views, **quiet)
+        try_button.click(lambda: gr.Tabs(selected="recognise"), None, tabs, **quiet)
+        remove_button.click(remove, chosen, changed, **quiet).then(show, None, views, **quiet)
+        undo_button.click(undo, seen, changed, **quiet).then(show, None, views, **quiet)
+        for trigger in (page.load, classes_tab.select, history_tab.select):
+            trigger(show, None, views, show_progress="hidden", **quiet)
+    page.queue(max_size=200, api_open=False)
+    return page
+
+
+def _advice(host: Host) -> str:
+    kept = "small copies of some pictures are kept, as chosen when it was fitted" if _keeps_copies(host) else None
+    return (
+        "A few pictures of different scenes teach more than many of one; three to ten are good. "
+        f"They are deleted once learned{'; ' + kept if kept else ''}. At most {host.limits.pictures} at a time."
+    )
+
+
+def _keeps_copies(host: Host) -> bool:
+    return bool(host.info()["stored_pictures"])
+
+
+def _spelled(name: str) -> str:
+    """A name as the model keeps it; one that cannot be a name stays as it is and is refused later."""
+    from fscil.pictures import label_name
+
+    with contextlib.suppress(UserError):
+        return str(label_name(name))
+    return name
+
+
+def _change(change: Callable[[], str]) -> str:
+    try:
+        return webparts.message(change())
+    except UserError as error:
+        return webparts.message(webparts.sentence(str(error)), "bad")
+    except Exception:
+        log.exception("changing the model failed")
+        return webparts.message("Something went wrong on the server; the model is as it was.", "bad")
+
+
+# ---- uploaded files --------------------------------------------------------------------------------------------------
+def _accept_uploads_only(component: Any) -> None:
+    """Makes a Gradio component hand over the paths of uploaded files, which Gradio has checked to be uploads.
+
+    As it comes, it would open pictures itself, without our limits, make copies of the files, and fetch addresses of
+    other servers for whoever asks.
+    """
+
+    async def stay(path: str) -> str:
+        if not os.path.isabs(path):
+            raise ValueError("only uploaded files can be used")
+        return path
+
+    def paths(payload: Any) -> Any:
+        if payload is None:
+            return None
+        if hasattr(payload, "root"):
+            return [item.image.path for item in payload.root if hasattr(item, "image")]
+        return payload.path
+
+    component.async_move_resource_to_block_cache = stay
+    component.preprocess = paths
+
+
+def _take(paths: Sequence[str]) -> list[bytes]:
+    try:
+        return [Path(path).read_bytes() for path in paths]
+    except FileNotFoundError:
+        raise UserError("the pictures have waited too long and were deleted; please add them again.") from None
+
+
+def _discard(paths: Sequence[str]) -> None:
+    for path in map(Path, paths):
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # Gradio makes a folder per file
+
+
+def sweep(folder: str | os.PathLike, age: float) -> None:
+    """Deletes files that have lain in the folder, or below, for more than `age` seconds."""
+    for file in Path(folder).rglob("*"):
+        with contextlib.suppress(OSError):
+            if file.is_file() and time.time() - file.stat().st_mtime > age:
+                _discard([str(file)])
+
+
+# ---- serving ---------------------------------------------------------------------------------------------------------
+class Guard:
+    """ASGI: only the addresses the page needs, only from itself, only so much at a time; nothing from elsewhere.
+
+    `names` are the host names that a browser may have used. With a page on this machine alone that keeps out other
+    sites whose name is made to point here.
+    """
+
+    def __init__(self, app: Any, request_bytes: int, names: frozenset[str] | None = None):
+        self.app, self.request_bytes, self.names = app, request_bytes, names
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            from starlette.responses import PlainTextResponse
+
+            async def with_headers(event: Any) -> None:
+                if event["type"] == "http.response.start":
+                    event["headers"] = [*event["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+                await send(event)
+
+            refusal = self.refusal(scope)
+            answer = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0])
+            await answer(scope, receive, with_headers)
+
+    def refusal(self, scope: Any) -> tuple[int, str] | None:
+        """(status, reason) if a request is not let through."""
+        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
+        name = urlsplit(f"//{headers.get('host', '')}").hostname
+        if self.names is not None and name not in self.names:
+            return 400, "This page is for this machine only."
+        if not NEEDED.fullmatch(scope["path"]):
+            return 404, "Not found."
+        if scope["method"] in ("GET", "HEAD"):
+            return None
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            return 403, "Requests from other sites are refused."
+        length = headers.get("content-length", "")
+        if not length.isdigit():
+            return 411, "The size is missing."
+        if int(length) > self.request_bytes:
+            return 413, f"At most {self.request_bytes // 1_000_000} MB can be sent at a time."
+        return None
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine can reach what listens at the address.
+
+    >>> is_local("127.0.0.1"), is_local("localhost"), is_local("0.0.0.0"), is_local("example.org")
+    (True, True, False, False)
+    """
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", password: str | None = None) -> Any:
+    """The page as an ASGI application behind its guard."""
+    import gradio as gr
+    from fastapi import FastAPI
+
+    one_at_a_time = asyncio.Lock()
+
+    async def may_enter(name: str, said: str) -> bool:
+        async with one_at_a_time:
+            same = [hmac.compare_digest(a.encode(), b.encode()) for a, b in ((name, user), (said, password or ""))]
+            if not all(same):
+                await asyncio.sleep(WRONG_PASSWORD)
+            return all(same)
+
+    theme = gr.themes.Default(
+        primary_hue=gr.themes.Color(
+            *("#e9f4fb", "#cfe7f6", "#a5d2ee", "#56b4e9", "#2a95d3", "#0072b2", "#00639b", "#005382", "#004369"),
+            *("#003350", "#00263d"),
+        ),
+        neutral_hue="zinc",
+        font=FONT,
+        font_mono=("ui-monospace", "Menlo", "Consolas", "monospace"),
+    ).set(
+        body_background_fill="var(--fs-page)",
+        body_background_fill_dark="var(--fs-page)",
+        block_background_fill="var(--fs-card)",
+        block_background_fill_dark="var(--fs-card)",
+        block_border_color="var(--fs-line)",
+        block_border_color_dark="var(--fs-line)",
+    )
+    app = gr.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        make_page(host),
+        path="/",
+        server_name=address,
+        auth=may_enter if password is not None else None,
+        auth_message=None,
+        allowed_paths=[],
+        blocked_paths=[str(host.path.resolve()), str(Path.cwd())],
+        max_file_size=host.limits.file_bytes,
+        show_error=False,
+        footer_links=[{"label": "Log out", "url": "/logout"}] if password is not None else [],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        theme=theme,
+        css_paths=[Path(__file__).with_name("webpage.css")],
+    )
+    names = frozenset(("localhost", "127.0.0.1", "::1", address)) if is_local(address) else None
+    return Guard(app, host.limits.request_bytes, names)
+
+
+@contextlib.contextmanager
+def upload_folder() -> Iterator[Path]:
+    """A private folder for everything that Gradio writes, swept while in use and gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fscil-app-", ignore_cleanup_errors=True) as folder:
+        os.environ["GRADIO_TEMP_DIR"] = tempfile.tempdir = folder  # the latter for uploads that break off
+        ended = threading.Event()
+
+        def keep_swept() -> None:
+            while not ended.wait(60):
+                sweep(folder, KEPT_UNUSED)
+
+        threading.Thread(target=keep_swept, daemon=True).start()
+        try:
+            yield Path(folder)
+        finally:
+            ended.set()
+            tempfile.tempdir = None
+
+
+def serve(
+    model: str | os.PathLike,
+    address: str = "127.0.0.1",
+    port: int = 7860,
+    *,
+    user: str = "fscil",
+    password: str | None = None,
+    weights: str | None = None,
+    device: str = "auto",
+    open_browser: bool = False,
+) -> None:
+    """Opens a model and shows the page until Ctrl-C. Elsewhere than on this machine, a password is asked for."""
+    if password is None and not is_local(address):
+        raise UserError(
+            f'--host "{address}" can be reached by others, so it needs a password: --password-file FILE, '
+            "or the environment variable FSCIL_PASSWORD."
+        )
+    if password is not None and len(password) < 8:
+        raise UserError("the password is too short; 8 characters are the least.")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(upload_folder())
+        try:
+            import gradio  # noqa: F401
+            import uvicorn
+        except ImportError as error:
+            raise UserError(f'the page needs Gradio ({error}): pip install "fscil[app]"') from error
+        from fscil.hosting import Host
+
+        listening = stack.enter_context(_listen(address, port))
+        app = make_app(Host(model, weights, device), address, user, password)
+        shown = f"[{address}]" if ":" in address else address
+        url = f"http://{shown}:{listening.getsockname()[1]}"
+        config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=2)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # after uvicorn's own end, so that the folder goes too
+        print(f"{Path(model).resolve().name} is at {url}  (Ctrl-C ends it)", flush=True)
+        if open_browser:
+            threading.Timer(1, webbrowser.open, [url]).start()
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot listen at {address}, port {port} ({error}); choose another --port.") from error
