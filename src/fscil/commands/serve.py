@@ -1,0 +1,90 @@
+"""`fscil serve`: a model over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fscil.commands.teach import Device, Model, Weights
+
+PANEL = "Your own photos"
+SHORTEST_TOKEN = 16  # characters
+
+
+def serve(
+    model: Model,
+    host: Annotated[str, typer.Option(help="Address to listen on. Any but this machine's own needs a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file with the token clients must send; or set FSCIL_TOKEN."),
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the model at once.")] = 32,
+    weights: Weights = None,
+    device: Device = None,
+) -> None:
+    """Serve a model over HTTP: recognise, teach, forget, undo; docs at /docs, metrics at /metrics.
+
+    **Examples**
+
+    `fscil serve birds`
+
+    `fscil serve birds --host 0.0.0.0 --token-file token.txt`
+    """
+    from fscil.errors import UserError
+
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f'fscil serve needs {error.name}; install it with: pip install "fscil[serve]"') from None
+    from fscil.hosting import Host
+    from fscil.serving import is_local, listen, make_app
+    from fscil.serving import serve as run
+
+    token = _token(token_file)
+    if token is None and not is_local(host):
+        raise UserError(
+            f'--host "{host}" lets other machines in, which needs a token: put one into a file and pass --token-file, '
+            "or set FSCIL_TOKEN."
+        )
+    hosted = Host(model, weights, device or "auto")
+    with contextlib.closing(listen(host, port)) as listening:
+        where = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        known = f"{len(hosted.classes)} classes"
+        print(f"serving {model} ({known}) at {where}, docs at {where}/docs; stop with Ctrl-C", file=sys.stderr)
+        with contextlib.suppress(KeyboardInterrupt):
+            run(make_app(hosted, token, max_batch=max_batch), listening)
+
+
+def _token(file: Path | None) -> str | None:
+    from fscil.errors import UserError
+
+    token, source = os.environ.get("FSCIL_TOKEN"), "FSCIL_TOKEN"
+    if file is not None:
+        source = f'--token-file "{file}"'
+        try:
+            token = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{source} cannot be read: {error}") from error
+    if token is None:
+        return None
+    token = token.strip()
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError(
+            f"{source} must hold one token of at least {SHORTEST_TOKEN} letters, digits and signs without spaces; "
+            "make one with: openssl rand -hex 24"
+        )
+    return token
+
+
+COMMANDS = {"serve": serve}
