@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import webbrowser
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,7 @@ def make_page(host: Host) -> gr.Blocks:
             with gr.Tab("Recognise", id="recognise"):
                 with gr.Row():
                     with gr.Column():
-                        picture = gr.Image(
+                        picture = _uploads_only(gr.Image)(
                             label="Picture to recognise",
                             sources=["upload", "webcam", "clipboard"],
                             type="filepath",
@@ -77,18 +78,14 @@ def make_page(host: Host) -> gr.Blocks:
                             ),
                             elem_id="picture",
                         )
-                        gr.HTML(
-                            "<p>Drop a picture, paste one, or take one with the camera. "
-                            "It is looked at and deleted at once.</p>",
-                            elem_classes="fs-hint",
-                        )
+                        gr.HTML(f"<p>{_promise(host)}</p>", elem_classes="fs-hint")
                     with gr.Column():
-                        found = gr.HTML(elem_id="answer")
+                        found = gr.HTML(webparts.placeholder("The answer appears here."), elem_id="answer")
             with gr.Tab("Teach", id="teach"):
                 with gr.Row():
                     with gr.Column():
                         name = gr.Textbox(label="Name of the class", max_lines=1, max_length=200, elem_id="name")
-                        shots = gr.Gallery(
+                        shots = _uploads_only(gr.Gallery)(
                             label="Pictures of it",
                             file_types=["image"],
                             type="filepath",
@@ -103,7 +100,10 @@ def make_page(host: Host) -> gr.Blocks:
                         gr.HTML(f"<p>{_advice(host)}</p>", elem_classes="fs-hint")
                         teach_button = gr.Button("Teach", variant="primary", elem_id="teach-button")
                     with gr.Column():
-                        said = gr.HTML(elem_id="lesson")
+                        said = gr.HTML(
+                            webparts.placeholder("What you teach is known at once: try it under Recognise."),
+                            elem_id="lesson",
+                        )
                         add_button = gr.Button("Add", visible=False, variant="primary", elem_id="add-button")
                         try_button = gr.Button("Try it on a picture", visible=False, elem_id="try-button")
             with gr.Tab("Classes", id="classes") as classes_tab:
@@ -120,8 +120,6 @@ def make_page(host: Host) -> gr.Blocks:
                 chart = gr.HTML(elem_id="chart")
                 events = gr.HTML(elem_id="events")
         seen = gr.State(-1)  # the revision that this browser shows
-    for component in (picture, shots):
-        _accept_uploads_only(component)
 
     def show() -> tuple[Any, ...]:
         """Everything that says what the model knows."""
@@ -220,16 +218,19 @@ def make_page(host: Host) -> gr.Blocks:
     return page
 
 
+def _promise(host: Host) -> str:
+    said = "Drop a picture, paste one, or take one with the camera. It is looked at and deleted at once."
+    if host.calibration["threshold"] is None:
+        said += " This model never says “unknown”: it had too few pictures to tell from which point on it should."
+    return said
+
+
 def _advice(host: Host) -> str:
-    kept = "small copies of some pictures are kept, as chosen when it was fitted" if _keeps_copies(host) else None
+    copies = "; small copies of some are kept, as was chosen when the model was fitted"
     return (
-        "A few pictures of different scenes teach more than many of one; three to ten are good. "
-        f"They are deleted once learned{'; ' + kept if kept else ''}. At most {host.limits.pictures} at a time."
+        "Three to ten pictures of different scenes are best. They are deleted once learned"
+        f"{copies if host.info()['stored_pictures'] else ''}."
     )
-
-
-def _keeps_copies(host: Host) -> bool:
-    return bool(host.info()["stored_pictures"])
 
 
 def _spelled(name: str) -> str:
@@ -252,27 +253,29 @@ def _change(change: Callable[[], str]) -> str:
 
 
 # ---- uploaded files --------------------------------------------------------------------------------------------------
-def _accept_uploads_only(component: Any) -> None:
-    """Makes a Gradio component hand over the paths of uploaded files, which Gradio has checked to be uploads.
+def _uploads_only(component: type) -> type:
+    """A kind of Gradio component that hands over the paths of uploaded files, which Gradio has checked to be uploads.
 
-    As it comes, it would open pictures itself, without our limits, make copies of the files, and fetch addresses of
-    other servers for whoever asks.
+    As it comes, it would open pictures itself, without our limits, copy the files, and fetch addresses on other
+    servers for whoever asks.
     """
 
-    async def stay(path: str) -> str:
+    async def stay(self: Any, path: str) -> str:
         if not os.path.isabs(path):
             raise ValueError("only uploaded files can be used")
         return path
 
-    def paths(payload: Any) -> Any:
-        if payload is None:
-            return None
+    def paths(self: Any, payload: Any) -> Any:
         if hasattr(payload, "root"):
             return [item.image.path for item in payload.root if hasattr(item, "image")]
-        return payload.path
+        return None if payload is None else payload.path
 
-    component.async_move_resource_to_block_cache = stay
-    component.preprocess = paths
+    def plain_class(meta: type, *parts: Any) -> type:
+        return ABCMeta.__new__(meta, *parts)  # Gradio's own would write a stub beside this file
+
+    meta = type("Meta", (type(component),), {"__new__": plain_class})
+    changes = {"preprocess": paths, "async_move_resource_to_block_cache": stay, "is_template": True}
+    return meta(component.__name__, (component,), changes)
 
 
 def _take(paths: Sequence[str]) -> list[bytes]:
@@ -414,7 +417,7 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
 def upload_folder() -> Iterator[Path]:
     """A private folder for everything that Gradio writes, swept while in use and gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="fscil-app-", ignore_cleanup_errors=True) as folder:
-        os.environ["GRADIO_TEMP_DIR"] = tempfile.tempdir = folder  # the latter for uploads that break off
+        os.environ["GRADIO_TEMP_DIR"] = folder
         ended = threading.Event()
 
         def keep_swept() -> None:
@@ -426,7 +429,6 @@ def upload_folder() -> Iterator[Path]:
             yield Path(folder)
         finally:
             ended.set()
-            tempfile.tempdir = None
 
 
 def serve(

@@ -91,6 +91,11 @@ def message(text: str, kind: str = "good") -> str:
     return f'<div class="fs-message fs-{kind}" role="{role}"><p>{escape(text)}</p>{bar}</div>'
 
 
+def placeholder(text: str) -> str:
+    """What stands where something will appear."""
+    return f'<p class="fs-empty">{escape(text)}</p>'
+
+
 def data_uri(picture: np.ndarray, longest: int | None = None) -> str:
     """A picture uint8 (height, width, 3) inside the page itself, so that no file of it is ever served."""
     image, out = Image.fromarray(picture), io.BytesIO()
@@ -103,7 +108,7 @@ def data_uri(picture: np.ndarray, longest: int | None = None) -> str:
 def bars(top: Sequence[tuple[Any, float]], muted: bool = False) -> str:
     """The best classes, each with its probability as a bar and in figures."""
     rows = "".join(
-        f'<li><span class="name">{escape(str(name))}</span><span class="figure">{percent(share)}</span>'
+        f'<li><span class="name">{escape(str(name))}</span><span class="figure">{escape(percent(share))}</span>'
         f'<span class="track" aria-hidden="true"><span style="width:{100 * share:.1f}%"></span></span></li>'
         for name, share in top
     )
@@ -126,7 +131,7 @@ def answer(
         under = "<h3>If it had to be one of the known classes</h3>"
     else:
         sure = f"About {round(100 * share)} of 100 answers this sure are right." if share < 0.995 else ""
-        head = f'<p class="verdict">{escape(str(best))}</p><p><b>{percent(share)} sure.</b> {sure}</p>'
+        head = f'<p class="verdict">{escape(str(best))}</p><p><b>{escape(percent(share))} sure.</b> {sure}</p>'
         under = "<h3>Best classes</h3>"
     shown = (
         f'<img class="preview" src="{data_uri(picture, PREVIEW)}" alt="your picture">' if picture is not None else ""
@@ -144,8 +149,8 @@ def answer(
 
 
 def heading(name: str, classes: Sequence[Mapping[str, Any]]) -> str:
-    base = sum(bool(info["base"]) for info in classes)
-    known = f"knows {count(len(classes), 'class', 'classes')}: {base} from the start, {len(classes) - base} taught"
+    taught = sum(not info["base"] for info in classes)
+    known = f"knows {count(len(classes), 'class', 'classes')}" + (f", {taught} of them taught" if taught else "")
     return f'<header class="fs-head"><h1>{escape(name)}</h1><p>{known}</p></header>'
 
 
@@ -153,51 +158,67 @@ def class_table(classes: Sequence[Mapping[str, Any]]) -> str:
     """Newest first: what was just taught is what people look for."""
     origin = {True: '<span class="chip">base</span>', False: '<span class="chip taught">taught</span>'}
     rows = [
-        f'<tr><th scope="row">{escape(str(info["name"]))}</th><td class="right">{info["pictures"]}</td>'
-        f"<td>{origin[bool(info['base'])]}</td><td>{_time(info['since'])}</td></tr>"
+        (escape(str(info["name"])), info["pictures"], origin[bool(info["base"])], _time(info["since"]))
         for info in reversed(classes)
     ]
-    return _table(rows, Class="", Pictures="right", Origin="", Since="", style="tall")
+    return _table(("Class", "Pictures", "Origin", "Since"), rows, main=0, numbers=(1,), style="tall")
 
 
 def history_table(history: Sequence[Event]) -> str:
     """Every change, newest first, numbered as in the chart."""
     rows = [
-        f'<tr><td class="right">{number}</td><th scope="row">{escape(in_words(event))}</th>'
-        f'<td>{_time(event["when"])}</td><td class="right">{event["known"]}</td>'
-        f'<td class="right">{percent(event.get("held_out_accuracy"))}</td>'
-        f'<td class="right">{percent(event.get("taught_rejection"))}</td></tr>'
+        (
+            number,
+            escape(in_words(event)),
+            _time(event["when"]),
+            event["known"],
+            escape(percent(event.get("held_out_accuracy"))),
+            escape(percent(event.get("taught_rejection"))),
+        )
         for number, event in reversed(list(enumerate(history)))
     ]
-    figures = {"Base accuracy": "right", "Taught called unknown": "right"}
-    return _table(rows, **{"No.": "right"}, Change="", When="", Classes="right", **figures)
+    titles = ("No.", "Change", "When", "Classes", "Base accuracy", "Taught called unknown")
+    return _table(titles, rows, main=1, numbers=(0, 3, 4, 5))
 
 
 def _time(stamp: str) -> str:
     return f'<time datetime="{escape(stamp)}">{escape(moment(stamp))}</time>'
 
 
-def _table(rows: Sequence[str], style: str = "", **titles: str) -> str:
-    head = "".join(f'<th scope="col" class="{side}">{title}</th>' for title, side in titles.items())
+def _table(
+    titles: Sequence[str], rows: Sequence[Sequence[Any]], main: int, numbers: Sequence[int], style: str = ""
+) -> str:
+    """Cells are HTML. On a phone a row is a block: its `main` cell, below it the others with their titles."""
+    side = ["right" if column in numbers else "" for column in range(len(titles))]
+    head = "".join(f'<th scope="col" class="{side[column]}">{title}</th>' for column, title in enumerate(titles))
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<th scope="row">{cell}</th>'
+            if column == main
+            else f'<td class="{side[column]}" data-title="{titles[column]}">{cell}</td>'
+            for column, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
     return (
         f'<div class="fs-table {style}" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
 # ---- the chart -------------------------------------------------------------------------------------------------------
 HEIGHT, TOP, BOTTOM = 260, 14, 30  # pixels of the chart, and of its margins
-LEFT, RIGHT = 9.0, 97.0  # per cent of its width: horizontal places are relative, so letters keep their size on a phone
 
 
 def place(number: int, changes: int, share: float) -> tuple[float, float]:
-    """(per cent of the width, pixels from the top) of one value.
+    """(per cent of the width, pixels from the top) of one value: relative across, so that letters keep their size.
 
-    >>> place(0, 5, 1.0), place(4, 5, 0.0)
-    ((9.0, 14.0), (97.0, 230.0))
+    >>> place(0, 5, 1.0), place(1, 5, 0.5), place(4, 5, 0.0)
+    ((0.0, 14.0), (25.0, 122.0), (100.0, 230.0))
     """
-    across = number / (changes - 1) if changes > 1 else 0.5
-    return LEFT + (RIGHT - LEFT) * across, TOP + (HEIGHT - TOP - BOTTOM) * (1 - share)
+    return 100 * number / (changes - 1) if changes > 1 else 50.0, TOP + (HEIGHT - TOP - BOTTOM) * (1 - share)
 
 
 def history_chart(history: Sequence[Event]) -> str:
@@ -207,8 +228,8 @@ def history_chart(history: Sequence[Event]) -> str:
     parts = []
     for level in (0, 25, 50, 75, 100):
         y = place(0, 1, level / 100)[1]
-        parts.append(f'<line class="grid" x1="{LEFT}%" x2="{RIGHT}%" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 1.5}%" y="{y + 4}" text-anchor="end">{level} %</text>')
+        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="-10" y="{y + 4}" text-anchor="end">{level} %</text>')
     changes = len(history)
     every = -(-changes // 8)
     for number in range(0, changes, every):
@@ -223,12 +244,12 @@ def history_chart(history: Sequence[Event]) -> str:
         ]
         parts += [
             f'<circle class="{style}" cx="{x:.2f}%" cy="{y:.1f}" r="4">'
-            f"<title>change {number}: {percent(share)} {meaning}</title></circle>"
+            f"<title>change {number}: {escape(percent(share))} {meaning}</title></circle>"
             for (x, y), (number, share) in zip(spots, known)
         ]
     legend = "".join(f'<li class="{style}">{meaning}</li>' for _, style, meaning in SERIES)
     last = history[-1]
-    said = "; ".join(f"{meaning}: now {percent(last.get(key))}" for key, _, meaning in SERIES)
+    said = "; ".join(f"{meaning}: now {escape(percent(last.get(key)))}" for key, _, meaning in SERIES)
     return (
         f'<figure class="fs-card fs-chart"><ul class="legend">{legend}</ul>'
         f'<svg width="100%" height="{HEIGHT}" role="img" aria-label="After each of {changes} changes. {said}.">'
