@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -13,10 +14,13 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import Pipeline
+from torch.nn.functional import cosine_similarity
 
+from fscil import registry
 from fscil.errors import UserError
 from fscil.estimator import FewShotClassifier, Notice
 from made_up_pictures import BACKBONE, pictures, weights_file, write_folders
+from tiny_world import SMALL, make_backbone
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.estimator.Notice")
 TINY_TRAINING = dict(epochs=1, rank=2, features_per_class=8, calibration_batch=16, calibration_epochs=1)
@@ -265,14 +269,75 @@ def test_the_last_base_class_lends_its_covariance_and_stays(weights):
     assert clf.classes_.tolist() == ["class 4", "class 10"]
 
 
-def test_other_methods_learn_but_say_what_they_cannot(weights):
-    clf = trained(weights, method="teen", options={"epochs": 1})
-    clf.learn(*pictures([10], 5))
-    assert clf.predict_proba(pictures([10], 2, seed=1)[0]).shape == (2, 6)
+# ---- every method of the library ----
+
+EXEMPLAR_METHODS = ("icarl", "foster")
+
+
+def of_method(name, **changes):
+    """A model of four classes by any method, on a two-block ViT; enough is held out to say unknown."""
+    fields = {field.name for field in dataclasses.fields(registry.method_class(name).Options)}
+    options = {key: value for key, value in SMALL.items() if key in fields}
+    transform = {"size": 16, "resize": 16, "scale": (0.6, 1.0)}
+    parameters = {"train": "always", "options": options, "transform": transform, "held_out": 0.4, **changes}
+    return FewShotClassifier(name, make_backbone(), **parameters).fit(*pictures(range(4), 14))
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_every_method_learns_comes_back_from_disk_and_goes_on(name, tmp_path):
+    clf = of_method(name)
+    queries, _ = pictures([*range(4), 10, 11], 2, seed=1)
+    base = clf.predict_proba(queries)
+    taught = clf.learn(*pictures([10], 4)).predict_proba(queries)
+    assert taught.shape == (12, 5) and clf.classes_.tolist()[-1] == "class 10"
+    np.testing.assert_allclose(taught.sum(1), 1, rtol=1e-5)
+    assert clf.calibration_["threshold"] is not None
+    clf.save(tmp_path / "m")
+    loaded = FewShotClassifier.load(tmp_path / "m", backbone=make_backbone())
+    np.testing.assert_array_equal(loaded.predict_proba(queries), taught)
+    np.testing.assert_array_equal(loaded.is_unknown(queries), clf.is_unknown(queries))
+    for model in (clf, loaded):  # what is kept on disk is all that learning needs
+        model.learn(*pictures([11], 3))
+    np.testing.assert_array_equal(loaded.predict_proba(queries), clf.predict_proba(queries))
+    np.testing.assert_array_equal(loaded.undo().predict_proba(queries), taught)
+    np.testing.assert_array_equal(loaded.undo().predict_proba(queries), base)
+    assert (clf._method.stored_images()[0] > 0) == (name in EXEMPLAR_METHODS)
+
+
+@pytest.mark.parametrize("name", EXEMPLAR_METHODS)
+def test_methods_that_store_pictures_say_how_many(name, tmp_path):
+    each = 48 * 48 * 3
+    with pytest.warns(Notice, match=rf"{name} keeps 16 of the pictures in the model \({16 * each} bytes\)"):
+        clf = of_method(name)  # four of each class
+    with pytest.warns(Notice, match=rf"{name} keeps 19 of the pictures in the model \({19 * each} bytes\)"):
+        clf.learn(*pictures([10], 3))
+    clf.save(tmp_path / "m")
+    loaded = FewShotClassifier.load(tmp_path / "m", backbone=make_backbone())
+    taught = {image.tobytes() for image in [*pictures(range(4), 14)[0], *pictures([10], 3)[0]]}
+    kept = {image.numpy().tobytes() for image in loaded._method.memory.images()}
+    assert len(kept) == 19 and kept <= taught
+    assert loaded._current().record["stored_pictures"] == 19
+    assert loaded.undo()._current().record["stored_pictures"] == len(loaded._method.memory) == 16
+
+
+@pytest.mark.parametrize("name", [*EXEMPLAR_METHODS, "l2p", "l2p_plus", "teen"])
+def test_methods_that_cannot_refine_refuse_and_stay_as_they_are(name):
+    clf = of_method(name).learn(*pictures([10], 4))
+    queries, _ = pictures([*range(4), 10], 2, seed=1)
+    before = clf.predict_proba(queries)
     with pytest.raises(UserError, match="cannot forget"):
         clf.forget("class 10")
-    with pytest.raises(UserError, match="cannot add"):
+    with pytest.raises(UserError, match=f"{name} cannot add pictures to a known class"):
         clf.learn(*pictures([10], 2, seed=3), add=True)
+    np.testing.assert_array_equal(clf.predict_proba(queries), before)
+    assert [event["action"] for event in clf.history_] == ["fit", "learn"]
+
+
+def test_held_out_figures_are_not_repeated_once_the_network_has_moved():
+    clf = of_method("icarl")
+    assert clf.history_[0]["held_out_accuracy"] is not None
+    assert clf.learn(*pictures([10], 4)).history_[1]["held_out_accuracy"] is None
+    assert clf.calibration_["threshold"] is not None
 
 
 # ---- small starts ----
@@ -286,6 +351,61 @@ def test_a_small_start_says_what_it_does(weights):
         single = FewShotClassifier(backbone=BACKBONE, weights=weights).fit(*pictures(range(5), 1))
     assert single.score(*pictures(range(5), 3, seed=1)) > 0.8
     assert single.calibration_["threshold"] is None  # one picture per class says nothing about spread
+
+
+@pytest.mark.parametrize("calibration", ["mpcc", "closed_form", "prototypes"])
+def test_without_training_the_calibration_that_was_asked_for_is_used(weights, calibration):
+    options = {"features_per_class": 16, "views": 2}  # only those that make sense without training are taken over
+    clf = FewShotClassifier(
+        backbone=BACKBONE, weights=weights, train="never", calibration=calibration, options={**options, "epochs": 7}
+    ).fit(*pictures(range(5), 6))
+    method = clf.learn(*pictures([10], 5))._method
+    features = torch.from_numpy(clf.embed(pictures(range(5), 2, seed=1)[0]))
+    cosines = cosine_similarity(features[:, None], method.rows[None], dim=2)
+    scores = method.logits_from(features) / method.options.calibration_scale
+    assert torch.allclose(scores, cosines, atol=1e-3) == (calibration != "closed_form")
+    moved = cosine_similarity(method.rows, method.prototypes)
+    assert (moved.min() < 0.9999) == (calibration == "mpcc")  # only MPCC trains rows
+    assert method.options.views == 2
+    assert clf.score(*pictures([*range(5), 10], 4, seed=1)) > 0.9
+
+
+def test_base_features_are_drawn_around_their_prototypes_when_no_rows_were_trained(weights):
+    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", calibration="mpcc")
+    method = clf.fit(*pictures(range(5), 6))._method
+    per_class, dim = method.options.features_per_class, method.prototypes.shape[1]
+    draws = torch.randn(5, 2 * per_class, dim, generator=torch.Generator().manual_seed(0))
+    drawn = method._gaussian_features(torch.arange(5), draws)
+    for half in drawn.chunk(2, 1):
+        assert cosine_similarity(half.mean(1), method.prototypes).min() > 0.99
+        np.testing.assert_allclose(half.mean(1).norm(dim=1), method.prototypes.norm(dim=1), rtol=0.05)
+
+
+def test_held_out_accuracy_is_that_of_the_calibrated_rows(weights):
+    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", calibration="mpcc")
+    clf.fit(*pictures(range(5), 6)).learn(*pictures([10], 5))
+    assert clf.calibration_["held_out_accuracy"] > 0.9
+    clf._method.rows = clf._method.rows[[1, 0, 2, 3, 4, 5]]  # two classes mixed up
+    assert clf._calibrate()["held_out_accuracy"] == pytest.approx(0.6, abs=0.1)
+
+
+@pytest.mark.parametrize("calibration", ["mpcc", "closed_form", "prototypes"])
+@pytest.mark.parametrize("train", ["never", "always"])
+def test_single_pictures_work_or_are_refused_in_words(weights, train, calibration):
+    clf = FewShotClassifier(
+        backbone=BACKBONE, weights=weights, train=train, calibration=calibration, options=TINY_TRAINING
+    )
+    if calibration == "closed_form":
+        with pytest.raises(UserError, match="two pictures of some class.*--calibration prototypes"):
+            clf.fit(*pictures(range(5), 1))
+        second, name = pictures([0], 1, seed=7)
+        images, names = pictures(range(5), 1)
+        clf.fit(images + second, names + name)
+    else:
+        clf.fit(*pictures(range(5), 1))
+    clf.learn(*pictures([10], 1)).learn(*pictures([10], 1, seed=3), add=True)
+    assert clf.predict_proba(pictures([0, 10], 2, seed=1)[0]).shape == (4, 6)
+    assert clf.class_info_[-1]["pictures"] == 2
 
 
 def test_training_starts_at_the_stated_size(weights):

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fscil import hub
 from fscil.cli import main
@@ -126,6 +128,11 @@ def test_a_known_class_wants_add(model, photos, capsys):
         (["learn", "MODEL", "x.png"], "--class NAME"),
         (["learn", "MODEL", "--class", "heron", "x.png"], "x.png .no such file"),
         (["learn", "MODEL", "--class", " ", "x.png"], "cannot be a class name"),
+        (["learn", "MODEL", "--class", "heron", "EMPTY"], "holds no pictures"),
+        (["learn", "MODEL", "HOLLOW"], "HOLLOW/nothing. holds no pictures"),
+        (["learn", "MODEL", "HOLLOW/nothing", "--class", "heron"], "holds no pictures"),
+        (["fit", "HOLLOW", "-o", "other", "--backbone", BACKBONE], "HOLLOW/nothing. holds no pictures"),
+        (["learn", "MODEL", "FAKE"], "FAKE/heron/a.jpg .not a picture"),
         (["forget", "MODEL", "clas 1"], 'Did you mean "class 1"'),
         (["fit", "PHOTOS", "-o", "MODEL"], "holds a model already"),
         (["fit", "PHOTOS", "-o", "other", "--backbone", "glyph_vit_x"], 'Did you mean "glyph_vit_'),
@@ -136,6 +143,9 @@ def test_a_known_class_wants_add(model, photos, capsys):
 def test_bad_input_is_one_line_and_status_two(original, photos, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "EMPTY").mkdir()
+    for name in ("HOLLOW/nothing/notes.txt", "FAKE/heron/a.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("no picture")
     places = {"MODEL": original, "PHOTOS": photos / "base"}
     assert run(*(places.get(argument, argument) for argument in arguments)) == 2
     said = capsys.readouterr()
@@ -156,6 +166,58 @@ def test_small_starts_and_repeats_are_noted(weights, photos, tmp_path, capsys):
     assert run("fit", folder, "-o", tmp_path / "m", "--backbone", BACKBONE, "--weights", weights, "-q") == 0
     said = capsys.readouterr().err
     assert "note: 1 of 25 pictures repeat" in said and "backbone stays as it is" in said
+
+
+def test_one_picture_twice_is_one_and_noted(model, photos, capsys):
+    picture = photos / "new" / "class 10" / "000.png"
+    assert run("learn", model, "-q", "--class", "kolibri", picture, picture) == 0
+    said = capsys.readouterr()
+    assert "note: 1 of 2 pictures repeat" in said.err and "learned from one picture" in said.err
+    assert "learn: kolibri (1)" in said.out
+    assert run("learn", model, "--class", "kolibri", "--add", picture) == 2
+    assert "known already; there is nothing to learn" in capsys.readouterr().err
+
+
+def test_odd_pictures_and_names_from_the_command_line(model, photos, tmp_path, capsys):
+    """CMYK, 16 bits, an animation, a turned camera and 50 megapixels, in a folder named as macOS spells it."""
+    first, *others = [Image.open(path) for path in sorted((photos / "new" / "class 10").glob("*.png"))]
+    folder = tmp_path / "odd" / "e\u0301toile \U0001f31f"
+    folder.mkdir(parents=True)
+    first.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
+    Image.fromarray(np.asarray(others[0].convert("L")).astype(np.uint16) * 257).save(folder / "deep.png")
+    others[1].save(folder / "moving.gif", save_all=True, append_images=[first])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    others[2].transpose(Image.Transpose.ROTATE_90).save(folder / "turned.jpg", exif=exif, quality=95)
+    others[3].resize((7072, 7072), Image.Resampling.NEAREST).save(folder / "large.jpg")
+    (folder / "notes.txt").write_text("no picture by its name: passed over")
+    assert "learn: \u00e9toile \U0001f31f (5)" in say(capsys, "learn", model, tmp_path / "odd")
+    assert "\u00e9toile \U0001f31f" in say(capsys, "predict", model, folder / "large.jpg", folder / "turned.jpg")
+    say(capsys, "forget", model, "\u00e9toile \U0001f31f")
+    assert "toile" not in say(capsys, "classes", model)
+
+
+def test_damaged_and_newer_models_are_refused_in_one_line(model, photos, capsys):
+    picture = photos / "test" / "class 1" / "004.png"
+    head, state = model / "model.json", next(model.glob("state-*.safetensors"))
+    whole, bytes_ = head.read_text(), state.read_bytes()
+
+    def refused(message):
+        assert run("predict", model, picture) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and re.search(message, said), said
+
+    state.write_bytes(bytes_ + b"x")
+    refused(f"{state.name}. was altered or damaged: its SHA-256")
+    state.unlink()
+    refused(f"{state.name}. is missing")
+    state.write_bytes(bytes_)
+    head.write_text(whole.replace("class 1", "class one"))
+    refused("model.json. was altered")
+    head.write_text(whole.replace('"format_version": 1', '"format_version": 99'))
+    refused("format version 99.*Upgrade fscil")
+    head.write_text(whole)
+    assert "class 1" in say(capsys, "predict", model, picture)
 
 
 def test_export_to_timm(model, tmp_path, capsys):

@@ -22,8 +22,8 @@ def cross_validated(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(logits, scores, labels) of base pictures, each by a classifier made without its fifth of them.
 
-    For classifiers on a frozen backbone (closed form, prototypes): making one again is a matter of means. Classes
-    taught since the base stay as they are. A picture whose whole class is in its fold is left out.
+    For classifiers on a frozen backbone: making one again is a matter of means, and what MPCC moved rows by is added
+    again. Classes taught since the base stay as they are. A picture whose whole class is in its fold is left out.
     """
     place, seen = method.runtime.device, method.seen
     features, labels = features.to(place), labels.to(place)
@@ -34,6 +34,7 @@ def cross_validated(
     usable = torch.zeros(len(labels), dtype=torch.bool, device=place)
     whole = dict(method.state())
     sums, counts = method.prototypes * method.class_counts[:, None], method.class_counts
+    moved = method.rows - method._as_rows(method.prototypes)
     for out in ((fold == number).to(place) for number in range(min(FOLDS, len(labels)))):
         left = counts - torch.bincount(labels[out], minlength=seen)
         present, own = torch.unique(labels[~out], return_inverse=True)
@@ -42,7 +43,7 @@ def cross_validated(
             continue
         method.class_counts = left.clamp(min=1)
         method.prototypes = sums.index_add(0, labels[out], -features[out]) / method.class_counts[:, None]
-        method.rows = method._as_rows(method.prototypes)
+        method.rows = method._as_rows(method.prototypes) + moved
         method.pooled = inner.within if method.pooled is not None else None
         with torch.no_grad():
             logits[out] = method.logits_from(features[out]).masked_fill(left == 0, -torch.inf)

@@ -37,10 +37,10 @@ def notes() -> Iterator[None]:
         yield
 
 
-def open_model(path: Path, weights: str | None = None, device: str | None = None) -> Teachable:
+def open_model(path: Path, weights: str | None = None, device: str | None = None, quiet: bool = False) -> Teachable:
     from fscil.teachable import Teachable
 
-    verbose = sys.stderr.isatty()
+    verbose = sys.stderr.isatty() and not quiet
     return Teachable.load(path, device=device or "auto", weights=weights, verbose=verbose)
 
 

@@ -45,7 +45,7 @@ TRAIN_FROM_CLASSES = 10  # a base set below either of these is not trained on:
 TRAIN_FROM_PICTURES = 20  # pictures per class on average
 STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything else
 HELD_OUT_AT_MOST = 4000  # held-out pictures whose features are kept for calibration
-TEACHING_VIEWS = 8  # augmented views per picture when a class is taught by MPCC
+TEACHING_VIEWS = 4  # augmented views per picture when a class is taught by MPCC
 CPU_BATCH = 32  # pictures per forward pass on a CPU: larger batches leave its caches
 
 
@@ -143,6 +143,11 @@ class Teachable:
         held = self._choose_held_out(number) if trains else torch.zeros(len(number), dtype=torch.bool)
         training = (~held).nonzero().squeeze(1)
         task = Task(0, tuple(range(len(names))), everything.select(training), number[training])
+        if options.get("calibration") == "closed_form" and len(training) == len(names):
+            raise UserError(
+                "the closed form needs two pictures of some class to learn from: it goes by how pictures of one class "
+                "differ. Add some, or pass --calibration prototypes (calibration='prototypes')."
+            )
         self.plan_ = self._say_plan(trains, small, task, int(held.sum()))
         with remembered_features(self._method):
             if trains:
@@ -502,13 +507,18 @@ class Teachable:
         return make_transform(build(TransformConfig, {**usual, **(self.transform or {})}, "transform."), backbone)
 
     def _plan(self, trains: bool, pictures: int, classes: int) -> tuple[str, dict[str, Any]]:
-        """Method and complete options. Without training every method is the closed form on the frozen backbone."""
-        name = self.method if trains else "closed_form"
+        """Method and complete options. Without training it is one of SMP's classifiers on the frozen backbone."""
+        frozen = "smp" if self.calibration == "mpcc" else "closed_form"
+        name = self.method if trains else frozen
         entry, options = registry.method_entry(name), dict(self.options or {})
         cls = registry.method_class(name)
         if not trains:
-            options = {key: value for key, value in options.items() if key in ("shrinkage", "correction")}
-            if pictures < 2 * classes:  # next to no spread within classes to be seen
+            kept = ("shrinkage", "correction", "views")
+            chosen = {key: value for key, value in options.items() if key in kept}
+            options = {"views": TEACHING_VIEWS, "second_centre": "off", **chosen}  # no trained rows to be centres
+            if self.calibration != "auto":
+                options["calibration"] = self.calibration
+            elif pictures < 2 * classes:  # next to no spread within classes to be seen
                 options["calibration"] = "prototypes"
         elif issubclass(cls, SMP) and name == "smp":
             on_gpu = self._runtime.device.type == "cuda"
@@ -524,6 +534,7 @@ class Teachable:
             how = {
                 "closed_form": "the closed form with a strongly shrunken covariance",
                 "prototypes": "class prototypes",
+                "mpcc": "class prototypes, calibrated when a class is taught",
             }
             said = (
                 f"{size}: the backbone stays as it is, the classifier is {how[self._config['options']['calibration']]}"
@@ -533,6 +544,7 @@ class Teachable:
                     f" (training starts at {TRAIN_FROM_CLASSES} classes and {TRAIN_FROM_PICTURES} pictures per class)"
                 )
                 self._note(said)
+                return said
         self._display.line(said)
         return said
 
@@ -568,7 +580,8 @@ class Teachable:
         """What unknown pictures are told apart by, and the held-out data that calibrates it."""
         method = self._method
         if not method.features_fixed:
-            logits = method.logits(held).float().cpu() if len(held) else torch.zeros(0, len(task.classes))
+            with torch.no_grad():
+                logits = method.logits(held).float().cpu() if len(held) else torch.zeros(0, len(task.classes))
             return None, {"features": logits, "labels": held_labels}
         features, labels = method.features(task.images), task.labels.to(self._runtime.device)
         known = KnownSpace.of(features, labels, len(task.classes))
@@ -587,6 +600,8 @@ class Teachable:
             positions = order[:HELD_OUT_AT_MOST].sort().values
         kept = method.features(held.select(positions)) if len(positions) else features[:0]
         kept_labels = held_labels[positions]
+        if not known.has_spread:
+            return None, {"features": kept.cpu(), "labels": kept_labels}
         split = features, labels, kept, kept_labels.to(labels.device)
         known.background, known.softness = choose_score(*split, known.shrinkage, draw)
         return known, {"features": kept.cpu(), "labels": kept_labels}
@@ -630,7 +645,8 @@ class Teachable:
         labels, held = self._held["labels"][keep], self._held["features"][keep]
         if not self._method.features_fixed:
             if getattr(self, "_calibration", None) and self._versions:
-                return self._calibration  # features have moved since; the base's values are the best known
+                stale = dict.fromkeys(("held_out_accuracy", "held_out_rejection"))  # of features that have moved since
+                return self._calibration | stale  # the base's temperature and threshold are the best known
             logits, scores = held, max_logit(held) if len(held) else torch.zeros(0)
         elif not len(held):
             logits, scores = torch.zeros(0, len(self._classes)), torch.zeros(0)
@@ -753,7 +769,7 @@ class Teachable:
         }
         stored, size = self._method.stored_images()
         stored += sum(len(lesson["labels"]) for lesson in self._thumbnails.values())
-        if size and action == "fit":
+        if size and action in ("fit", "learn"):
             self._note(f"method {self._config['method']} keeps {stored} of the pictures in the model ({size} bytes)")
         record = {
             "event": event,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fscil.commands.teach import Device, Model, Weights
+from fscil.commands.teach import Device, Model, Quiet, Weights
 
 if TYPE_CHECKING:
     from fscil.teachable import Recognition, Teachable
@@ -27,6 +27,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many classes --json lists per picture.")] = 5,
     weights: Weights = None,
     device: Device = None,
+    quiet: Quiet = False,
 ) -> None:
     """Name what pictures show, with a calibrated confidence, or `unknown`.
 
@@ -45,7 +46,7 @@ def predict(
         raise UserError("--json and --csv exclude each other.")
     files = expand(pictures)
     with notes():
-        found = open_model(model, weights, device).recognise(files, top)
+        found = open_model(model, weights, device, quiet).recognise(files, top)
     if as_json:
         print_json([as_entry(file, item) for file, item in zip(files, found)])
     elif as_csv:
@@ -93,6 +94,7 @@ def evaluate(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
     weights: Weights = None,
     device: Device = None,
+    quiet: Quiet = False,
 ) -> None:
     """Accuracy on labelled pictures. Folders that name no known class count as unknown pictures.
 
@@ -105,7 +107,7 @@ def evaluate(
 
     files, labels = class_folders(folder)
     with notes():
-        result = assess(open_model(model, weights, device), files, labels, skip_bad)
+        result = assess(open_model(model, weights, device, quiet), files, labels, skip_bad)
     if as_json:
         print_json(result)
         return

@@ -14,6 +14,7 @@ Weights = Annotated[
     str | None, typer.Option(metavar="FILE", help="The backbone's weights, if they lie elsewhere than when fitted.")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 
 def learn(
@@ -27,6 +28,7 @@ def learn(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
     weights: Weights = None,
     device: Device = None,
+    quiet: Quiet = False,
 ) -> None:
     """Teach new classes from a few pictures each; the old pictures are not needed.
 
@@ -59,7 +61,7 @@ def learn(
         said = ", ".join(f'"{label}" ({known[label]} pictures)' for label in again)
         add = typer.confirm(f"{said}: known already. Add these pictures?", err=True)
     with notes():
-        clf = open_model(model, weights, device)
+        clf = open_model(model, weights, device, quiet)
         clf.skip_bad = skip_bad
         with clf.editing():
             clf.learn(files, labels, add=add)
