@@ -114,6 +114,12 @@ class ImageStore:
             return self._array[indices]
         sizes, place = self.sizes[indices], self.flat.device
         height, width = (int(n) for n in sizes.amax(0))
+        if place.type == "cpu":  # a hundred times faster than gathering, and without an index of 24 bytes per pixel
+            padded = self.flat.new_zeros(len(indices), height, width, 3)
+            for row, index in zip(padded, indices.tolist()):
+                image = self.image(index)
+                row[: image.shape[0], : image.shape[1]] = image
+            return padded
         h, w = (n.to(place).view(-1, 1, 1) for n in sizes.unbind(1))
         rows = (
             torch.arange(height, device=place).view(1, -1, 1).minimum(h - 1)
