@@ -221,6 +221,7 @@ class Host:
     def _open(self, **backbone: Any) -> _Model:
         model = _Model.load(self.path, device=self._device, **backbone)
         model.notes = []
+        model._runtime.cuda_graphs = False  # capturing one fails when another thread uses the GPU meanwhile
         return model
 
     def _answer_with(self, model: _Model, stamp: tuple[int, ...] | None) -> None:
