@@ -86,7 +86,7 @@ def test_pictures_that_cannot_be_used_say_why_and_do_not_stop_the_others(model):
     unusable = {
         "not a picture": b"%PDF-1.4 nothing to see",
         "MB are more": png(large),
-        "than the 10000 allowed": bomb(60_000, 60_000),
+        "pixels": bomb(60_000, 60_000),
         "101 x 100 pixels are more": bomb(101, 100),
         "100 x 101 pixels are more": Image.new("RGB", (100, 101)),
         "120 x 90 pixels are more": np.zeros((90, 120, 3), np.uint8),
