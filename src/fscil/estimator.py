@@ -23,10 +23,11 @@ class FewShotClassifier(Teachable, ClassifierMixin, BaseEstimator):
     weights : path, optional
         Local safetensors file of the backbone.
     calibration : {"auto", "mpcc", "prototypes", "closed_form"}
-        How smp makes its classifier; "auto" is MPCC on a GPU and the closed form, which needs no training, elsewhere.
+        How smp makes its classifier; "auto" is MPCC if `fit` trains on a GPU, else the closed form, which needs no
+        training.
     train : {"auto", "always", "never"}
         Whether `fit` trains; "auto" does from 10 classes and 20 pictures per class on. Otherwise the backbone stays as
-        it is, and the classifier is the closed form with a strongly shrunken covariance.
+        it is, and the classifier is the one of `calibration`, whatever the method.
     options : dict, optional
         Options of the method, such as {"epochs": 5}.
     transform : dict, optional

@@ -20,7 +20,7 @@ def fit(
     weights: Annotated[str | None, typer.Option(metavar="FILE", help="Local safetensors file of the backbone.")] = None,
     embed: Annotated[bool, typer.Option("--embed", help="Put the backbone's weights into the model folder.")] = False,
     calibration: Annotated[
-        str, typer.Option(help="auto, mpcc, prototypes, closed_form. auto: mpcc on a GPU, else closed_form.")
+        str, typer.Option(help="auto, mpcc, prototypes, closed_form. auto: mpcc if trained on a GPU, else closed_form.")
     ] = "auto",
     train: Annotated[
         str, typer.Option(help="auto, always, never. auto: from 10 classes with 20 pictures each on.")
