@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from fscil import hub
-from fscil.cli import main
+from fscil.cli import app, main
 from fscil.errors import UserError
 from fscil.model_folder import ModelFolder
 from made_up_pictures import BACKBONE, weights_file, write_folders
@@ -220,6 +220,14 @@ def test_damaged_and_newer_models_are_refused_in_one_line(model, photos, capsys)
     assert "class 1" in say(capsys, "predict", model, picture)
 
 
+def test_every_command_is_in_the_index_of_pages():
+    pages = Path(__file__).parents[1] / "docs" / "commands"
+    linked = dict(re.findall(r"\[`fscil (\w+)[^\]]*\]\((\w+\.md)", (pages / "README.md").read_text()))
+    assert linked.keys() == {command.name for command in app.registered_commands}
+    for name, page in linked.items():
+        assert f"# fscil {name}" in (pages / page).read_text()
+
+
 def test_export_to_timm(model, tmp_path, capsys):
     assert "birds-timm" in say(capsys, "export", model, "--to", "timm")
     assert {file.name for file in (tmp_path / "birds-timm").iterdir()} == {
@@ -314,7 +322,7 @@ def test_an_unreachable_hub_is_explained(model, tmp_path):
 @pytest.mark.slow
 def test_looking_at_a_model_needs_no_torch(original):
     code = (
-        "import sys; from fscil.cli import main\n"
+        "import sys; from fscil.cli import app, main\n"
         f"try: main(['info', {str(original)!r}])\n"
         "except SystemExit as stop: assert not stop.code\n"
         "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
