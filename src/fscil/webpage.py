@@ -1,6 +1,6 @@
 """The web page of `fscil app`, in Gradio: recognise, teach, classes, history. What it shows is drawn by `webparts`.
 
-Pictures people upload lie in a private folder only until they were looked at; files that were never used go after
+Pictures people upload lie in a private folder until they were looked at; files that were never used go after
 `KEPT_UNUSED` seconds, and the folder itself with the process.
 """
 
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
     from fscil.hosting import Host
 
+DELETED_AFTER = 1.0  # seconds from a file's use to its end
 KEPT_UNUSED = 900  # seconds that an uploaded file waits to be used
 WRONG_PASSWORD = 1.0  # seconds that a wrong password costs; one is tried at a time
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 # Gradio has many more addresses (its API's description, a proxy, development); the page needs these.
 NEEDED = re.compile(
     r"/|/(config|login|logout|theme\.css|favicon\.ico|manifest\.json|robots\.txt)/?|/(assets|static|svelte)/.*"
-    r"|/gradio_api/(upload|upload_progress|queue/join|queue/data|heartbeat/\w+|startup-events|reset|cancel|user|"
+    r"|/gradio_api/(upload|upload_progress|queue/join|queue/data|run/\w+|heartbeat/\w+|startup-events|reset|cancel|user|"
     r"login_check|app_id|theme\.css|file=/.*)/?"
 )
 HEADERS = {
@@ -56,8 +57,8 @@ log = logging.getLogger(__name__)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-def make_page(host: Host) -> gr.Blocks:
-    """The page on one model. `serve` shows it; see there for what keeps strangers out."""
+def make_page(host: Host, login: bool = False) -> gr.Blocks:
+    """The page on one model, with a way out if people log in. `make_app` adds what keeps strangers out."""
     import gradio as gr
 
     page = gr.Blocks(title=f"{host.info()['name']} – fscil", analytics_enabled=False)
@@ -126,7 +127,7 @@ def make_page(host: Host) -> gr.Blocks:
         revision, history, classes = host.revision, host.history, host.classes
         undoable = len(history) > 1
         return (
-            webparts.heading(host.info()["name"], classes),
+            webparts.heading(host.info()["name"], classes, login),
             webparts.class_table(classes),
             gr.update(choices=[str(info["name"]) for info in classes], value=None),
             gr.update(interactive=undoable),
@@ -201,13 +202,15 @@ def make_page(host: Host) -> gr.Blocks:
             return webparts.message("Somebody has changed the model meanwhile; please look again first.", "ask")
         return _change(lambda: f"Taken back: {webparts.in_words(host.undo()['undone'][0])}.")
 
-    # Gradio's own description of these calls stays closed; many may run at once, the host keeps them in order.
-    quiet: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 8}
+    # The host keeps what it is asked in order. Lessons go through Gradio's queue because they report as they go on, and
+    # nothing else does: its client can lose the answer to a call that joins the queue just as another leaves it.
+    queued: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 8, "show_progress": "hidden"}
+    quiet: dict[str, Any] = {"api_visibility": "private", "queue": False}
     lesson_views = [said, add_button, try_button, teach_button, name, shots]
     with page:
-        picture.change(recognise, picture, [picture, found], show_progress_on=found, **quiet)
+        picture.change(recognise, picture, [picture, found], show_progress="minimal", show_progress_on=found, **quiet)
         for button, add in ((teach_button, False), (add_button, True)):
-            taught = button.click(partial(lesson, add), [name, shots], lesson_views, show_progress="hidden", **quiet)
+            taught = button.click(partial(lesson, add), [name, shots], lesson_views, **queued)
             taught.then(show, None, views, **quiet)
         try_button.click(lambda: gr.Tabs(selected="recognise"), None, tabs, **quiet)
         remove_button.click(remove, chosen, changed, **quiet).then(show, None, views, **quiet)
@@ -219,7 +222,7 @@ def make_page(host: Host) -> gr.Blocks:
 
 
 def _promise(host: Host) -> str:
-    said = "Drop a picture, paste one, or take one with the camera. It is looked at and deleted at once."
+    said = "Drop a picture, paste one, or take one with the camera. It is looked at and then deleted."
     if host.calibration["threshold"] is None:
         said += " This model never says “unknown”: it had too few pictures to tell from which point on it should."
     return said
@@ -286,18 +289,28 @@ def _take(paths: Sequence[str]) -> list[bytes]:
 
 
 def _discard(paths: Sequence[str]) -> None:
-    for path in map(Path, paths):
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()  # Gradio makes a folder per file
+    """Deletes files in a moment: the browser may be about to show them. Files of the same name added since stay."""
+
+    def delete() -> None:
+        for path, before in seen:
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == before:
+                    os.unlink(path)
+
+    seen = [(path, os.stat(path).st_ino) for path in paths if os.path.exists(path)]
+    timer = threading.Timer(DELETED_AFTER, delete)
+    timer.daemon = True
+    timer.start()
 
 
 def sweep(folder: str | os.PathLike, age: float) -> None:
-    """Deletes files that have lain in the folder, or below, for more than `age` seconds."""
-    for file in Path(folder).rglob("*"):
-        with contextlib.suppress(OSError):
-            if file.is_file() and time.time() - file.stat().st_mtime > age:
-                _discard([str(file)])
+    """Deletes files and empty folders that have lain in the folder for more than `age` seconds."""
+    for where, folders, files in os.walk(folder, topdown=False):  # passes over what others delete meanwhile
+        for delete, names in ((os.unlink, files), (os.rmdir, folders)):
+            for path in (os.path.join(where, name) for name in names):
+                with contextlib.suppress(OSError):
+                    if time.time() - os.stat(path).st_mtime > age:
+                        delete(path)
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------
@@ -382,25 +395,26 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
         font=FONT,
         font_mono=("ui-monospace", "Menlo", "Consolas", "monospace"),
     ).set(
-        body_background_fill="var(--fs-page)",
-        body_background_fill_dark="var(--fs-page)",
-        block_background_fill="var(--fs-card)",
-        block_background_fill_dark="var(--fs-card)",
-        block_border_color="var(--fs-line)",
-        block_border_color_dark="var(--fs-line)",
+        # the colours of webpage.css, which the login page does not load
+        body_background_fill="#f6f6f4",
+        body_background_fill_dark="#14171a",
+        block_background_fill="#ffffff",
+        block_background_fill_dark="#1d2125",
+        block_border_color="#dcdcda",
+        block_border_color_dark="#3a4046",
     )
     app = gr.mount_gradio_app(
         FastAPI(openapi_url=None),
-        make_page(host),
+        make_page(host, login=password is not None),
         path="/",
         server_name=address,
         auth=may_enter if password is not None else None,
-        auth_message=None,
+        auth_message=f"<p>To recognise with and teach {webparts.escape(host.info()['name'])}.</p>",
         allowed_paths=[],
         blocked_paths=[str(host.path.resolve()), str(Path.cwd())],
         max_file_size=host.limits.file_bytes,
         show_error=False,
-        footer_links=[{"label": "Log out", "url": "/logout"}] if password is not None else [],
+        footer_links=[],
         run_history=False,
         enable_monitoring=False,
         ssr_mode=False,
@@ -464,13 +478,16 @@ def serve(
         app = make_app(Host(model, weights, device), address, user, password)
         shown = f"[{address}]" if ":" in address else address
         url = f"http://{shown}:{listening.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=2)
+        config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        # Pages that are open when it ends are cut off; that is no error.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # after uvicorn's own end, so that the folder goes too
         print(f"{Path(model).resolve().name} is at {url}  (Ctrl-C ends it)", flush=True)
         if open_browser:
             threading.Timer(1, webbrowser.open, [url]).start()
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listening])
+            server.run(sockets=[listening])
 
 
 def _listen(address: str, port: int) -> socket.socket:

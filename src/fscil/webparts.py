@@ -148,10 +148,11 @@ def answer(
     )
 
 
-def heading(name: str, classes: Sequence[Mapping[str, Any]]) -> str:
+def heading(name: str, classes: Sequence[Mapping[str, Any]], login: bool = False) -> str:
     taught = sum(not info["base"] for info in classes)
     known = f"knows {count(len(classes), 'class', 'classes')}" + (f", {taught} of them taught" if taught else "")
-    return f'<header class="fs-head"><h1>{escape(name)}</h1><p>{known}</p></header>'
+    leave = '<a href="/logout?all_session=false">Log out</a>' if login else ""  # of this browser alone
+    return f'<header class="fs-head"><div><h1>{escape(name)}</h1><p>{known}</p></div>{leave}</header>'
 
 
 def class_table(classes: Sequence[Mapping[str, Any]]) -> str:

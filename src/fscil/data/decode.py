@@ -51,6 +51,8 @@ def decode_image(
             return picture_array(picture, short_side)
     except (DecodeError, MemoryError):
         raise
+    except Image.DecompressionBombError:  # Pillow's own limit, met before the size can be asked for
+        raise DecodeError(f"{name}: more pixels than the {max_pixels} allowed") from None
     except FileNotFoundError:
         raise DecodeError(f"{name}: no such file") from None
     except Image.UnidentifiedImageError:
