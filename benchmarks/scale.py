@@ -27,6 +27,8 @@ DIM = 768
 class Vectors:
     """Stands in for Pixels: its images are features already."""
 
+    index_device = torch.device("cpu")
+
     def __init__(self, features: torch.Tensor):
         self.features = features
 

@@ -511,12 +511,17 @@ def tradeoff(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp:
             places: dict[tuple[float, float], list[float]] = {}  # margins with the same accuracies share a label
             for m, x, y in zip(margins, new, base):
                 places.setdefault((round(x, 3), round(y, 3)), []).append(m)
-            for number, (place, same) in enumerate(places.items()):
+            width, height = (max(values) - min(values) or 1.0 for values in (new, base))
+            previous = None
+            for place, same in places.items():
                 text = f"$m={', '.join(f'{m:g}' for m in same)}$"
-                # around the point in turn, so that labels of neighbours stay apart
-                across, up = (5, -5)[number % 2], (4, -9)[number // 2 % 2]
-                side = "left" if across > 0 else "right"
-                right.annotate(text, place, (across, up), textcoords="offset points", fontsize=7, ha=side)
+                # outside the falling curve, that is above on the right; below on the left if the last label is there
+                crowded = previous is not None and (
+                    abs(place[0] - previous[0]) < 0.26 * width and abs(place[1] - previous[1]) < 0.05 * height
+                )
+                offset, side = ((-5, -10), "right") if crowded else ((5, 4), "left")
+                right.annotate(text, place, offset, textcoords="offset points", fontsize=7, ha=side)
+                previous = None if crowded else place
             right.set_xlabel("accuracy on new classes (%)")
             right.set_ylabel("accuracy on base classes (%)")
             right.grid(True, axis="both")

@@ -23,7 +23,7 @@ def batch_square(x: Tensor, g: Tensor) -> Tensor:
 def sample_square(x: Tensor, g: Tensor) -> Tensor:
     """Σ_i (Σ_t g_it x_itᵀ)²: per-sample products in one batched matmul, squared and summed: (…, e, d)."""
     gradients = g.transpose(-1, -2) @ x  # (…, B, e, d)
-    return torch.linalg.vecdot(gradients, gradients, dim=-3)
+    return torch.linalg.vector_norm(gradients, dim=-3).square()  # reads the largest tensor once and makes no other
 
 
 def block_norms(fisher: Tensor) -> Tensor:
