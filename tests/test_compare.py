@@ -13,7 +13,7 @@ import torch
 
 from fscil import cli
 from fscil.checkpoint import read_json, write_json
-from fscil.comparison import GridSpec, parse_seeds, parse_variants, read_grid, splice
+from fscil.comparison import GridSpec, load_folders, parse_seeds, parse_variants, read_grid, splice
 from fscil.errors import UserError
 from made_up_runs import made_up_result
 
@@ -210,6 +210,15 @@ def test_folders_that_are_no_finished_runs_are_left_out_with_a_line_each(fscil, 
     ):
         assert sum(f"/{name}" in line and said in line for line in lines) == 1, (name, lines)
     assert "Mean ± standard deviation over 2 seeds" in out
+
+
+def test_tables_of_folders_have_the_papers_order_whatever_the_folders_are_called(tmp_path):
+    names = ["smp", "asp", "closed_form", "icarl", "teen"]
+    for number, name in enumerate(names):
+        write_json(tmp_path / str(number) / "results.json", {**made_up_result(name), "stream": {}, "confusion": []})
+    results, problems = load_folders([tmp_path / str(number) for number in range(len(names))])
+    assert not problems
+    assert [r["config"]["method"] for r in results] == ["icarl", "teen", "asp", "closed_form", "smp"]
 
 
 def test_a_report_on_a_whole_grid(grid, fscil, tmp_path):

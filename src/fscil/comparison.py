@@ -146,7 +146,17 @@ def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[st
             problems.append(str(error))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             problems.append(f'"{folder / "results.json"}" is damaged: {type(error).__name__} {error}')
-    return results, problems
+    return sorted(results, key=_place), problems
+
+
+def _place(result: tables.Result) -> int:
+    """Where a run stands in tables made of folders: the paper's order, the ablations after it, SMP last."""
+    from fscil.evaluation import paper
+    from fscil.registry import METHODS
+
+    order = [name for name in (*paper.TITLES, *METHODS) if name != "smp"]
+    method = result["config"]["method"]
+    return order.index(method) if method in order else len(order)
 
 
 DETAILS = ("A_0", "A_final", "base", "new", "hacc", "fnr", "fpr", "trainable_parameters", "stored_images", "minutes")
