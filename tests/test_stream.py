@@ -140,6 +140,26 @@ def test_limit_caps_base_and_test_but_not_shots(dataset):
     assert stream.about["limit"] == 2
 
 
+def test_validation_plays_the_stream_on_base_training_images_alone(dataset):
+    config = DataConfig(base=6, way=1, shots=2, validation=True)
+    stream = make_stream(dataset, config, PLAIN, seed=1)
+    assert stream.class_names == [f"c{i}" for i in range(6)]
+    assert stream.base_classes == 4 and [len(task.classes) for task in stream.tasks] == [4, 1, 1]
+    tested, trained = colours(stream.test), torch.cat([colours(task.images) for task in stream.tasks])
+    assert tested[:, 2].eq(0).all() and trained[:, 2].eq(0).all()  # no test image of the dataset
+    assert torch.equal(tested[:, 0], stream.test_labels)
+    assert torch.bincount(stream.test_labels).tolist() == [2] * 6  # a fifth of eight
+    numbers = [set(part[:, 1].tolist()) for part in (tested, trained)]
+    assert not numbers[0] & numbers[1]
+    assert len(stream.tasks[0].labels) == 4 * (PER_TRAIN - 2) and [len(t.labels) for t in stream.tasks[1:]] == [2, 2]
+    again = make_stream(dataset, config, PLAIN, seed=2)
+    assert set(colours(again.test)[:, 1].tolist()) == numbers[0]  # the seed draws shots, not test images
+    with pytest.raises(UserError, match="at least 2 base classes"):
+        make_stream(dataset, DataConfig(base=1, way=1, validation=True), PLAIN, seed=1)
+    with pytest.raises(UserError, match="draws its own shots"):
+        make_stream(dataset, DataConfig(validation=True, shots_file="x"), PLAIN, seed=1)
+
+
 def test_shots_of_a_former_run(dataset, tmp_path):
     former = make_stream(dataset, DataConfig(), PLAIN, seed=5)
     save_ledger(tmp_path / "shots.json", former.shots)

@@ -30,6 +30,9 @@ class DataConfig:
     store: str = "256"  # full, or the short side images are reduced to once, aspect ratio kept
     skip_bad: bool = False  # leave unreadable images out instead of stopping
     test_fraction: float = 0.2  # of the stratified split
+    validation: bool = (
+        False  # a stream cut from the base task alone, to choose settings on; the test images stay unseen
+    )
     limit: int | None = None  # smoke runs: at most so many images per base class, and test images per class
     download: bool | None = None  # None: only into the cache, when no root is given; True: into root as well
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ from fscil.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from fscil.data.shots import Image
+
+VALIDATION_BASE = 2 / 3  # of the base classes stay base classes in a validation stream; the others arrive few-shot
+VALIDATION_TEST = 0.2  # of their training images are tested on
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,16 @@ def make_stream(
     manifest = dataset.manifest
     config = with_defaults(config, dataset.base, dataset.way, dataset.shots)
     order = class_order(config, manifest.class_names)
+    of_class, test_of_class = manifest.positions(TRAIN), manifest.positions(TEST)
+    if config.validation:
+        config, order = _for_validation(config, order)
+        of_class, test_of_class = _hold_out(of_class)
     sizes = session_sizes(len(order), config.base, config.way, config.tasks)
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     order = order[: starts[-1]]
     label_of = {number: label for label, number in enumerate(order)}
     names = [manifest.class_names[number] for number in order]
 
-    of_class = manifest.positions(TRAIN)
     pools = {
         task: {
             names[label]: [manifest.entries[at].image for at in of_class[order[label]]] for label in range(start, stop)
@@ -142,7 +148,6 @@ def make_stream(
     shot_positions = {
         task: [position[image] for images in classes.values() for image in images] for task, classes in ledger.items()
     }
-    test_of_class = manifest.positions(TEST)
     test_positions = [at for number in order for at in _first(test_of_class[number], config.limit)]
 
     def labels(positions: Sequence[int]) -> Tensor:
@@ -181,6 +186,7 @@ def make_stream(
         "sampler": "shots_file" if config.shots_file else config.sampler,
         "shots": config.shots,
         "limit": config.limit,
+        "validation": config.validation,
         "base_images": len(base_kept),
         "test_images": len(test_kept),
         "skipped": skipped,
@@ -188,6 +194,29 @@ def make_stream(
     return Stream(
         dataset.name, names, tasks, test, test_labels, sizes[0], config.way, manifest.hash, ledger, manifest, about
     )
+
+
+def _for_validation(config: DataConfig, order: list[int]) -> tuple[DataConfig, list[int]]:
+    """The base classes alone, most of them as base classes again and the others as few-shot tasks."""
+    if config.shots_file or config.sampler == "index_files":
+        raise UserError("validation draws its own shots; leave out shots_file and sampler index_files")
+    session_sizes(len(order), config.base, config.way, config.tasks)  # complains in terms of the real stream
+    base = round(config.base * VALIDATION_BASE)
+    if base < 1 or base == config.base:
+        raise UserError(f"validation needs at least 2 base classes to play new ones, base is {config.base}")
+    return replace(config, base=base, way=min(config.way, config.base - base), tasks=None), order[: config.base]
+
+
+def _hold_out(of_class: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """(training, test) positions by class: a fifth of each class's training images, the same in every run."""
+    kept, tested = [], []
+    for label, positions in enumerate(of_class):
+        drawn = np.random.default_rng([2023, label]).permutation(len(positions))
+        count = min(max(1, round(VALIDATION_TEST * len(positions))), len(positions) - 1) if len(positions) else 0
+        chosen = {positions[at] for at in drawn[:count]}
+        kept.append([at for at in positions if at not in chosen])
+        tested.append([at for at in positions if at in chosen])
+    return kept, tested
 
 
 def _choose_shots(config: DataConfig, pools: dict, seed: int) -> tuple[list[Image] | None, Ledger]:

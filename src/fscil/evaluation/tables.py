@@ -379,7 +379,7 @@ def paper_numbers(result: Result) -> dict:
     data = config.get("data") or {}
     base, way = paper.PROTOCOL.get(config["dataset"], (None, None))
     same_protocol = data.get("base") in (None, base) and data.get("way") in (None, way) and data.get("limit") is None
-    if not same_protocol or data.get("tasks") is not None:
+    if not same_protocol or data.get("tasks") is not None or data.get("validation"):
         return {}
     pretraining = "21k" if (config.get("backbone") or "").endswith("augreg_in21k") else "1k"
     return paper.reported(config["dataset"], config["method"], data.get("shots") or 5, pretraining)
