@@ -73,8 +73,8 @@ def test_an_answer_says_how_sure_it_is_and_shows_what_it_is_like():
     assert "90 % sure. About 90 of 100 answers this sure are right." in page.text
     assert [image["alt"] for image in page.all("img")] == [
         "your picture",
-        "taught picture of jay",
-        "taught picture of owl",
+        "known picture of jay",
+        "known picture of owl",
     ]
     assert all(image["src"].startswith("data:image/jpeg;base64,") for image in page.all("img"))
     assert "Unknown" not in page.text
@@ -386,7 +386,7 @@ def test_recognise_teach_undo_and_restart(world, browser, tmp_path):
         answer = visitor.recognise(known, "sure.")
         found = library_says(model, known)
         assert not found.unknown and answer.startswith(world["name"])  # the picture is of that class
-        assert f"{100 * found.confidence:.0f} % sure" in answer and "Taught pictures most like it" in answer
+        assert f"{100 * found.confidence:.0f} % sure" in answer and "Known pictures most like it" in answer
         assert wait_until(lambda: files_in(temporary) == [])  # nothing of a picture stays
 
         visitor.teach("new rune", world["shots"])
@@ -512,7 +512,7 @@ def test_the_camera_works(page):
     visitor.wait("#picture", "Webcam")
     visitor.click("#picture [title='grant webcam access'] button")
     visitor.click("#picture [aria-label='capture photo']")
-    visitor.wait("#answer", "Taught pictures most like it")
+    visitor.wait("#answer", "Known pictures most like it")
     assert wait_until(lambda: files_in(temporary) == before)
     assert visitor.errors() == []
 

@@ -476,14 +476,17 @@ def serve(
 
         listening = stack.enter_context(_listen(address, port))
         app = make_app(Host(model, weights, device), address, user, password)
-        shown = f"[{address}]" if ":" in address else address
-        url = f"http://{shown}:{listening.getsockname()[1]}"
+        port = listening.getsockname()[1]
+        everywhere = address in ("0.0.0.0", "::")
+        reached = "127.0.0.1" if everywhere else f"[{address}]" if ":" in address else address
+        url = f"http://{reached}:{port}"
         config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         # Pages that are open when it ends are cut off; that is no error.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # after uvicorn's own end, so that the folder goes too
-        print(f"{Path(model).resolve().name} is at {url}  (Ctrl-C ends it)", flush=True)
+        others = f", from elsewhere at this machine's address, port {port}" if everywhere else ""
+        print(f"{Path(model).resolve().name} is at {url}{others}  (Ctrl-C ends it)", flush=True)
         if open_browser:
             threading.Timer(1, webbrowser.open, [url]).start()
         with contextlib.suppress(KeyboardInterrupt):

@@ -137,11 +137,11 @@ def answer(
         f'<img class="preview" src="{data_uri(picture, PREVIEW)}" alt="your picture">' if picture is not None else ""
     )
     pictures = "".join(
-        f'<figure><img src="{data_uri(small)}" alt="taught picture of {escape(str(name))}">'
+        f'<figure><img src="{data_uri(small)}" alt="known picture of {escape(str(name))}">'
         f"<figcaption>{escape(str(name))}</figcaption></figure>"
         for name, _, small in alike
     )
-    pictures = f'<h3>Taught pictures most like it</h3><div class="alike">{pictures}</div>' if pictures else ""
+    pictures = f'<h3>Known pictures most like it</h3><div class="alike">{pictures}</div>' if pictures else ""
     return (
         f'<section class="fs-card" role="status" aria-label="answer"><div class="top">{shown}<div>{head}</div></div>'
         f"{under}{bars(found.top, found.unknown)}{pictures}</section>"
