@@ -1,6 +1,7 @@
 """The web page: its parts as HTML, its guard, and all of it in a real browser against a real `fscil app`."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from PIL import Image
 from fscil import webparts
 from fscil.commands.app import read_password
 from fscil.errors import UserError
-from fscil.webpage import Guard, _discard, is_local, serve, sweep
+from fscil.webpage import Guard, Uploads, is_local, serve
 
 HOSTILE = '<img src=x onerror="alert(1)">{{value}}${1+1}'
 
@@ -190,7 +191,7 @@ def test_unused_uploads_are_swept(tmp_path):
         (tmp_path / name / "a.png").write_bytes(b"x")
         for path in (tmp_path / name / "a.png", tmp_path / name):
             os.utime(path, (time.time() - age, time.time() - age))
-    sweep(tmp_path, age=50)
+    Uploads(tmp_path).sweep(age=50)
     assert [path.name for path in tmp_path.rglob("*.png")] == ["a.png"] and (tmp_path / "new" / "a.png").exists()
 
 
@@ -199,11 +200,33 @@ def test_used_files_go_but_not_those_that_took_their_place(tmp_path, monkeypatch
     used, again = tmp_path / "used.png", tmp_path / "again.png"
     for file in (used, again):
         file.write_bytes(b"x")
-    _discard([str(used), str(again), str(tmp_path / "gone.png")])
+    Uploads(tmp_path).discard([str(used), str(again), str(tmp_path / "gone.png")])
     (tmp_path / "aside").write_bytes(b"x")
     (tmp_path / "aside").replace(again)
     assert wait_until(lambda: not used.exists())
     assert again.exists()
+
+
+def test_only_files_in_the_folder_for_uploads_are_touched(tmp_path, monkeypatch):
+    monkeypatch.setattr("fscil.webpage.DELETED_AFTER", 0.05)
+    (tmp_path / "uploads").mkdir()
+    (tmp_path / "uploads-beside").mkdir()
+    uploads, inside = Uploads(tmp_path / "uploads"), tmp_path / "uploads" / "a.png"
+    canaries = [tmp_path / "canary.png", tmp_path / "uploads-beside" / "canary.png"]
+    for file in (inside, *canaries):
+        file.write_bytes(b"x")
+    link = tmp_path / "uploads" / "link.png"
+    link.symlink_to(canaries[0])
+    monkeypatch.chdir(tmp_path / "uploads")
+    around = str(tmp_path / "uploads" / ".." / "canary.png")
+    for path in (*map(str, canaries), around, str(link), "a.png", "", None, "http://example.org/a.png"):
+        for use in (uploads.check, lambda path: uploads.take([path]), lambda path: uploads.discard([path])):
+            with pytest.raises(UserError, match="only uploaded files"):
+                use(path)
+    assert uploads.take([str(inside)]) == [b"x"]
+    uploads.discard([str(inside)])
+    assert wait_until(lambda: not inside.exists())
+    assert all(file.exists() for file in canaries)
 
 
 def wait_until(holds, seconds=10):
@@ -549,6 +572,36 @@ def test_the_model_and_the_interface_behind_the_page_are_not_served(page):
     for path in ("/gradio_api/info", "/gradio_api/openapi.json", "/openapi.json", "/docs", "/gradio_api/runs"):
         assert status(visitor.address + path) == 404
     assert status(visitor.address, Host="example.org") == 400
+
+
+@pytest.mark.slow
+def test_files_that_were_not_uploaded_are_neither_read_nor_deleted(world, page, tmp_path):
+    visitor, model, temporary = page
+    with urllib.request.urlopen(f"{visitor.address}/config", timeout=20) as answer:
+        calls = {call["api_name"]: call for call in json.load(answer)["dependencies"]}
+    canary = tmp_path / "canary.png"
+    shutil.copy(world["known"][0], canary)
+    (uploads,) = temporary.glob("fscil-app-*")
+    around = f"{uploads}/../../../{canary.relative_to('/')}"
+
+    def recognise(path, meta=True):
+        file = {"path": path, "url": path, "orig_name": "a.png"} | (
+            {"meta": {"_type": "gradio.FileData"}} if meta else {}
+        )
+        body = {"data": [file], "fn_index": calls["recognise"]["id"], "session_hash": "stranger"}
+        request = urllib.request.Request(
+            f"{visitor.address}/gradio_api/run/predict", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            return urllib.request.urlopen(request, timeout=20).read().decode()
+        except urllib.error.HTTPError as error:
+            return f"{error.code} {error.read().decode()}"
+
+    for path in (str(canary), around, str(model / "model.json"), "http://127.0.0.1:9/a.png", "canary.png"):
+        for meta in (True, False):
+            assert re.match(r"(500|422) ", recognise(path, meta)), path
+    time.sleep(2.5)  # longer than used files are kept
+    assert canary.exists() and (model / "model.json").exists()
 
 
 @pytest.mark.slow

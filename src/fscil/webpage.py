@@ -60,7 +60,9 @@ log = logging.getLogger(__name__)
 def make_page(host: Host, login: bool = False) -> gr.Blocks:
     """The page on one model, with a way out if people log in. `make_app` adds what keeps strangers out."""
     import gradio as gr
+    from gradio.utils import get_upload_folder
 
+    uploads = Uploads(get_upload_folder())
     page = gr.Blocks(title=f"{host.info()['name']} – fscil", analytics_enabled=False)
     with page:
         head = gr.HTML()
@@ -68,7 +70,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
             with gr.Tab("Recognise", id="recognise"):
                 with gr.Row():
                     with gr.Column():
-                        picture = _uploads_only(gr.Image)(
+                        picture = uploads.only(gr.Image)(
                             label="Picture to recognise",
                             sources=["upload", "webcam", "clipboard"],
                             type="filepath",
@@ -86,7 +88,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
                 with gr.Row():
                     with gr.Column():
                         name = gr.Textbox(label="Name of the class", max_lines=1, max_length=200, elem_id="name")
-                        shots = _uploads_only(gr.Gallery)(
+                        shots = uploads.only(gr.Gallery)(
                             label="Pictures of it",
                             file_types=["image"],
                             type="filepath",
@@ -143,7 +145,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
         if path is None:
             return gr.skip(), gr.skip()
         try:
-            (decoded,) = host.decode(_take([path]))
+            (decoded,) = host.decode(uploads.take([path]))
             (answer,) = host.recognise_decoded([decoded])
             (alike,) = host.nearest([decoded]) if answer.error is None else ([],)
             shown = webparts.answer(answer, decoded if answer.error is None else None, alike)
@@ -153,7 +155,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
             log.exception("recognising failed")
             shown = webparts.message("Something went wrong on the server. Please try again.", "bad")
         finally:
-            _discard([path])
+            uploads.discard([path])
         return None, shown
 
     def lesson(add: bool, typed: str, paths: list[str] | None) -> Iterator[dict[Any, Any]]:
@@ -180,14 +182,14 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
         waiting = f"Teaching “{typed}” from {webparts.count(len(paths), 'picture')} …"
         yield {**say(waiting, "busy"), teach_button: gr.update(interactive=False)}
         try:
-            event = host.learn(typed, _take(paths), add=add)
+            event = host.learn(typed, uploads.take(paths), add=add)
         except UserError as error:
             yield say(webparts.sentence(str(error)), "bad")
         except Exception:
             log.exception("teaching failed")
             yield say("Something went wrong on the server; the model is as it was. Please try again.", "bad")
         else:
-            _discard(paths)
+            uploads.discard(paths)
             notes = " ".join(webparts.sentence(note) for note in event["notes"])
             done = {**say(f"{webparts.in_words(event)}. {notes}", "good"), try_button: gr.update(visible=True)}
             yield {**done, name: "", shots: None}
@@ -256,61 +258,77 @@ def _change(change: Callable[[], str]) -> str:
 
 
 # ---- uploaded files --------------------------------------------------------------------------------------------------
-def _uploads_only(component: type) -> type:
-    """A kind of Gradio component that hands over the paths of uploaded files, which Gradio has checked to be uploads.
+class Uploads:
+    """The folder that Gradio puts uploaded files into. What is read and deleted here is always inside it.
 
-    As it comes, it would open pictures itself, without our limits, copy the files, and fetch addresses on other
-    servers for whoever asks.
+    A browser names its files by their paths on this machine, and Gradio does not check those of a mounted page: without
+    this, anybody could have any file of the machine read, and deleted after use.
     """
 
-    async def stay(self: Any, path: str) -> str:
-        if not os.path.isabs(path):
-            raise ValueError("only uploaded files can be used")
-        return path
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = os.path.realpath(folder)
 
-    def paths(self: Any, payload: Any) -> Any:
-        if hasattr(payload, "root"):
-            return [item.image.path for item in payload.root if hasattr(item, "image")]
-        return None if payload is None else payload.path
+    def check(self, path: str | None) -> str:
+        """The real path of an uploaded file; anything else is refused."""
+        real = os.path.realpath(path or "")
+        if not os.path.isabs(path or "") or os.path.commonpath((self.folder, real)) != self.folder:
+            raise UserError("only uploaded files can be used.")
+        return real
 
-    def plain_class(meta: type, *parts: Any) -> type:
-        return ABCMeta.__new__(meta, *parts)  # Gradio's own would write a stub beside this file
+    def take(self, paths: Sequence[str]) -> list[bytes]:
+        try:
+            return [Path(self.check(path)).read_bytes() for path in paths]
+        except (FileNotFoundError, IsADirectoryError):
+            raise UserError("the pictures have waited too long and were deleted; please add them again.") from None
 
-    meta = type("Meta", (type(component),), {"__new__": plain_class})
-    changes = {"preprocess": paths, "async_move_resource_to_block_cache": stay, "is_template": True}
-    return meta(component.__name__, (component,), changes)
+    def discard(self, paths: Sequence[str]) -> None:
+        """Deletes files in a moment: the browser may be about to show them. Files of the same name added since stay."""
 
-
-def _take(paths: Sequence[str]) -> list[bytes]:
-    try:
-        return [Path(path).read_bytes() for path in paths]
-    except FileNotFoundError:
-        raise UserError("the pictures have waited too long and were deleted; please add them again.") from None
-
-
-def _discard(paths: Sequence[str]) -> None:
-    """Deletes files in a moment: the browser may be about to show them. Files of the same name added since stay."""
-
-    def delete() -> None:
-        for path, before in seen:
-            with contextlib.suppress(OSError):
-                if os.stat(path).st_ino == before:
-                    os.unlink(path)
-
-    seen = [(path, os.stat(path).st_ino) for path in paths if os.path.exists(path)]
-    timer = threading.Timer(DELETED_AFTER, delete)
-    timer.daemon = True
-    timer.start()
-
-
-def sweep(folder: str | os.PathLike, age: float) -> None:
-    """Deletes files and empty folders that have lain in the folder for more than `age` seconds."""
-    for where, folders, files in os.walk(folder, topdown=False):  # passes over what others delete meanwhile
-        for delete, names in ((os.unlink, files), (os.rmdir, folders)):
-            for path in (os.path.join(where, name) for name in names):
+        def delete() -> None:
+            for path, before in seen:
                 with contextlib.suppress(OSError):
-                    if time.time() - os.stat(path).st_mtime > age:
-                        delete(path)
+                    if os.stat(path).st_ino == before:
+                        os.unlink(path)
+
+        seen = [(path, os.stat(path).st_ino) for path in map(self.check, paths) if os.path.isfile(path)]
+        timer = threading.Timer(DELETED_AFTER, delete)
+        timer.daemon = True
+        timer.start()
+
+    def sweep(self, age: float) -> None:
+        """Deletes files and empty folders that have lain there for more than `age` seconds."""
+        for where, folders, files in os.walk(self.folder, topdown=False):  # passes over what others delete meanwhile
+            for delete, names in ((os.unlink, files), (os.rmdir, folders)):
+                for path in (os.path.join(where, name) for name in names):
+                    with contextlib.suppress(OSError):
+                        if time.time() - os.stat(path).st_mtime > age:
+                            delete(path)
+
+    def only(self, component: type) -> type:
+        """A kind of Gradio component that hands over paths of uploaded files and nothing else.
+
+        As it comes, it would open pictures itself, without our limits, copy the files, and fetch addresses on other
+        servers for whoever asks.
+        """
+        from gradio import Error
+
+        async def stay(_: Any, path: str) -> str:
+            return path
+
+        def paths(_: Any, payload: Any) -> Any:
+            try:
+                if hasattr(payload, "root"):
+                    return [self.check(getattr(item, "image", None) and item.image.path) for item in payload.root]
+                return None if payload is None else self.check(payload.path)
+            except UserError as error:
+                raise Error(webparts.sentence(str(error)), print_exception=False) from None
+
+        def plain_class(meta: type, *parts: Any) -> type:
+            return ABCMeta.__new__(meta, *parts)  # Gradio's own would write a stub beside this file
+
+        meta = type("Meta", (type(component),), {"__new__": plain_class})
+        changes = {"preprocess": paths, "async_move_resource_to_block_cache": stay, "is_template": True}
+        return meta(component.__name__, (component,), changes)
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------
@@ -436,7 +454,7 @@ def upload_folder() -> Iterator[Path]:
 
         def keep_swept() -> None:
             while not ended.wait(60):
-                sweep(folder, KEPT_UNUSED)
+                Uploads(folder).sweep(KEPT_UNUSED)
 
         threading.Thread(target=keep_swept, daemon=True).start()
         try:
