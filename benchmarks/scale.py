@@ -10,6 +10,7 @@ form. With many classes only `--steps` calibration steps are timed and scaled to
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 
 import torch
 from common import environment, peak_gb, seconds
@@ -18,6 +19,8 @@ from torch import nn
 
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
+from fscil.methods import smp
+from fscil.methods.embeddings import embedding_batches
 from fscil.methods.smp import SMP, SMPOptions
 from fscil.runtime import Runtime
 
@@ -101,19 +104,11 @@ def main() -> None:
                 steps = 5 * (classes + 5)
                 if calibration == "mpcc" and steps > arguments.steps:
                     wanted = arguments.steps
-                    whole = method._embedding_batches
-
-                    def some(*inputs, whole=whole, wanted=wanted):
-                        for number, batch in enumerate(whole(*inputs)):
-                            if number == wanted // 5:
-                                return
-                            yield batch
-
-                    method._embedding_batches = some
-                    elapsed = seconds(method.learn, task) * steps / wanted
+                    smp.embedding_batches = lambda *inputs, each=wanted // 5: islice(embedding_batches(*inputs), each)
                 else:
                     wanted = steps
-                    elapsed = seconds(method.learn, task)
+                elapsed = seconds(method.learn, task) * steps / wanted
+                smp.embedding_batches = embedding_batches
                 print(
                     f"| {calibration} | {classes} | {images} | {elapsed:.2f} | "
                     f"{wanted if calibration == 'mpcc' else '-'} | {peak_gb():.2f} |",

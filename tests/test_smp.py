@@ -12,7 +12,7 @@ from fscil.backbones.lora import initial_lora
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import ImageStore, Pixels, Transform
 from fscil.data.stream import Task
-from fscil.methods import smp as smp_module
+from fscil.methods import embeddings
 from fscil.methods.adapters import PLAIN_STAGE, StreamSpec, fisher_information, initial_rows, train_streams
 from fscil.methods.smp import SMP, SMPOptions, view_key
 from fscil.methods.training import Schedule
@@ -231,7 +231,8 @@ def test_embedding_set_is_balanced(vit, tasks):
     method._borrow(6)
     labels = tasks[2].labels
     real = method._real_features(tasks[2], labels, 0)
-    batches = list(method._embedding_batches(real, torch.tensor([6, 7]), 2, 0))
+    known = method.known_classes(torch.tensor([6, 7]))
+    batches = list(embeddings.embedding_batches(known, real, method.options, RUNTIME, 2, 0))
     counts = torch.bincount(torch.cat([y for _, y in batches]))
     assert counts.tolist() == [256] * 6 + [258] * 2  # ceil(256 / 3) · 3
     assert len(batches) == 8  # one step per class seen
@@ -271,11 +272,11 @@ def test_streamed_draws_have_the_same_moments(vit, tasks, monkeypatch):
     method.count_classes(tasks[1])
     method.prototypes = torch.cat([method.prototypes, method.prototypes[:2]])
     method._borrow(4)
-    monkeypatch.setattr(smp_module, "EPOCH_SET_BYTES", 0)
+    monkeypatch.setattr(embeddings, "EPOCH_SET_BYTES", 0)
     none = (torch.zeros(0, DIM, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
-    x, y = zip(
-        *(b for e in range(60) for b in method._embedding_batches(none, torch.tensor([4, 5]), 1, e)), strict=True
-    )
+    known, o = method.known_classes(torch.tensor([4, 5])), method.options
+    epochs = (embeddings.embedding_batches(known, none, o, RUNTIME, 1, epoch) for epoch in range(60))
+    x, y = zip(*(batch for epoch in epochs for batch in epoch), strict=True)
     x, y = torch.cat(x), torch.cat(y)
     for label in range(BASE):
         own = x[y == label]

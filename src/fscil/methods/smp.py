@@ -5,14 +5,12 @@ Base task      two K/V LoRA sets trained side by side, set d with a cosine margi
                diagonal Fisher of each set's dense update (Eq. 8-9); merge, block by block (MIAM, Eq. 10-11);
                class prototypes and covariances on the merged, now frozen features (Eq. 12-13).
 Few-shot task  new rows = prototypes of the shots; then the classifier is calibrated under the margin on real features
-of the new classes
-               and Gaussian features of all others (MPCC, Eq. 14-18); or stays prototypes; or is the closed form of
-               methods.md 13.
+               of the new classes and Gaussian features of all others (MPCC, Eq. 14-18; `embeddings.py` draws them); or
+               stays prototypes; or is the closed form of methods.md 13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,16 +24,15 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.maths.discriminant import discriminant, pooled_covariance
-from fscil.maths.gaussians import Roots, class_roots, covariance_roots, densest_half
+from fscil.maths.gaussians import Roots, class_roots, covariance_roots
 from fscil.maths.margins import cosine, cosine_schedule, margin_loss, rotation
 from fscil.maths.merging import merge_factors, merge_weights
 from fscil.maths.prototypes import class_means, combine_moments, nearest_rows
 from fscil.methods.adapters import StreamPlan, Streams, StreamSpec, fisher_norms
 from fscil.methods.base import Method
+from fscil.methods.embeddings import KnownClasses, embedding_batches
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
-
-EPOCH_SET_BYTES = 2**31  # above this an epoch's embedding set is drawn mini-batch by mini-batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +72,7 @@ class SMPOptions:
     calibration_margin: float | None = None  # None: the margin of set d
     features_per_class: int = 256
     real_features: Literal["ceil", "exact"] = "ceil"  # ceil(256/K)·K real features per new class, or cut to 256 [9.11]
-    views: int | None = (
-        None  # augmented passes per shot, computed once and reused in every epoch; None: fresh ones each epoch
-    )
+    views: int | None = None  # augmented passes per shot, made once for all epochs; None: fresh ones each epoch
     density_filter: bool = True  # keep the denser half of a double draw [9.12]
     second_centre: Literal["raw", "rescaled", "off"] = "raw"  # trained rows as further Gaussian centres [9.8]
     borrow_from: Literal["base", "all"] = "base"  # whose covariance a new class borrows [9.15]
@@ -112,15 +107,13 @@ class SMP(Method):
         self.register_buffer("prototypes", torch.zeros(0, dim, **place))  # P, raw means (C, d)
         self.register_buffer("rows", torch.zeros(0, dim, **place))  # the classifier (C, d)
         self.register_buffer("trained_rows", torch.zeros(0, dim, **place))  # Clf^d of the base classes, raw
-        self.register_buffer(
-            "donor", torch.zeros(0, dtype=torch.int64, device=runtime.device)
-        )  # class whose covariance each class uses
+        none = torch.zeros(0, dtype=torch.int64, device=runtime.device)
+        self.register_buffer("donor", none)  # class whose covariance each class uses
         self.register_buffer("pooled", None)  # within-class covariance, for the closed form (d, d)
         for part in ("packed", "basis", "spread", "floor"):
             self.register_buffer(f"roots_{part}", None)
 
-    # ---- base task
-    # -------------------------------------------------------------------------------------------------------------
+    # ---- base task ---------------------------------------------------------------------------------------------------
     @classmethod
     def stream_plan(cls, options: SMPOptions) -> StreamPlan:
         o = options
@@ -181,8 +174,7 @@ class SMP(Method):
             )
             self.prototypes = self._closed_form_means(features, labels)
 
-    # ---- features and scores
-    # ---------------------------------------------------------------------------------------------------
+    # ---- features and scores -----------------------------------------------------------------------------------------
     def features(self, images: Pixels) -> Tensor:
         return self.extract(images, self.embed)
 
@@ -197,8 +189,7 @@ class SMP(Method):
             return self._closed_form_space(features) @ weights.T + biases
         return o.calibration_scale * cosine(features, self.rows)
 
-    # ---- few-shot tasks
-    # --------------------------------------------------------------------------------------------------------
+    # ---- few-shot tasks ----------------------------------------------------------------------------------------------
     def learn(self, task: Task) -> None:
         """Adds the classes of a task; images of classes already known refine their prototypes (a running mean by
         count)."""
@@ -288,16 +279,21 @@ class SMP(Method):
         rows = nn.Parameter(self.rows.clone())
         optimiser = torch.optim.SGD([rows], lr=o.calibration_lr, momentum=o.momentum, weight_decay=o.weight_decay)
         cached = self._real_features(task, labels, 0) if o.views is not None else None
+        known = self.known_classes(current)
         for epoch in self.runtime.track(range(o.calibration_epochs), f"calibration of task {session}"):
             optimiser.param_groups[0]["lr"] = cosine_schedule(o.calibration_lr, epoch, o.calibration_epochs)
             real = cached if cached is not None else self._real_features(task, labels, epoch)
-            for x, y in self._embedding_batches(real, current, session, epoch):
+            for x, y in embedding_batches(known, real, o, self.runtime, session, epoch):
                 loss = margin_loss(x, rows, y, o.calibration_scale, margin)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 optimiser.step()
         self.rows = rows.detach()
         self._diagnostics = {"row_rotation_degrees": float(rotation(before, self.rows).mean())}
+
+    def known_classes(self, current: Tensor) -> KnownClasses:
+        """What Gaussian features are drawn from, while real ones stand for the classes `current`."""
+        return KnownClasses(self.prototypes, self.trained_rows, self.donor, self.roots, current)
 
     def _real_features(self, task: Task, labels: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """Augmented features of the shots: ceil(256/K) passes of a class with K images, pass by pass (9.11)."""
@@ -340,81 +336,7 @@ class SMP(Method):
             ]
         return torch.cat(parts)
 
-    def _embedding_batches(
-        self, real: tuple[Tensor, Tensor], current: Tensor, session: int, epoch: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled mini-batches of one epoch's embedding set: 256 Gaussian features of each other class, and the real
-        ones (4.5, steps 4-5)."""
-        o, runtime = self.options, self.runtime
-        other = torch.ones(self.seen, dtype=torch.bool, device=self.rows.device)
-        other[current] = False
-        old = other.nonzero().squeeze(1)
-        per_class, dim = o.features_per_class, self.rows.shape[1]
-        synthetic = len(old) * per_class
-        order = torch.randperm(
-            synthetic + len(real[1]), generator=runtime.generator("mpcc", "order", session, epoch)
-        ).to(old.device)
-        steps = max(1, self.seen * per_class // o.calibration_batch)
-        edges = [i * o.calibration_batch for i in range(steps)] + [len(order)]  # the last batch takes the remainder
-        whole = None
-        if synthetic * dim * 4 <= EPOCH_SET_BYTES:
-            z = runtime.randn(
-                (len(old), (1 + o.density_filter) * per_class, dim), "mpcc", "z", session, epoch, dtype=self.rows.dtype
-            )
-            gaussian = self._gaussian_features(old, z).flatten(0, 1)
-            whole = torch.cat([gaussian, real[0]]), torch.cat([old.repeat_interleave(per_class), real[1]])
-        for step, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-            chosen = order[start:stop]
-            if whole is not None:
-                yield whole[0][chosen], whole[1][chosen]
-            else:
-                yield self._draw_batch(chosen, old, real, (session, epoch, step))
-
-    def _gaussian_features(self, classes: Tensor, z: Tensor) -> Tensor:
-        """256 features of each class from draws z (C, 256 or 512, d): base classes half around P and half around
-        Clf^d."""
-        o, half = self.options, self.options.features_per_class // 2
-        centred = self._has_second_centre(classes)
-        if o.density_filter:
-            halves = torch.cat(
-                [densest_half(part, half) for part in z.chunk(2, 1)], 1
-            )  # the two groups are filtered apart
-            z = torch.where(centred.view(-1, 1, 1), halves, densest_half(z, o.features_per_class))
-        noise = self.roots.apply(self.donor[classes], z)
-        means = self.prototypes[classes][:, None].repeat(1, o.features_per_class, 1)
-        means[centred, half:] = self._second_centres(classes[centred])[:, None]
-        return means + noise
-
-    def _draw_batch(
-        self, chosen: Tensor, old: Tensor, real: tuple[Tensor, Tensor], key: tuple[int, int, int]
-    ) -> tuple[Tensor, Tensor]:
-        """The same features drawn for one mini-batch only; ‖z‖ does not depend on the class, so the filter pools over
-        the batch."""
-        o = self.options
-        synthetic = chosen[chosen < len(old) * o.features_per_class]
-        rest = chosen[chosen >= len(old) * o.features_per_class] - len(old) * o.features_per_class
-        classes = old[synthetic // o.features_per_class]
-        z = self.runtime.randn(
-            ((1 + o.density_filter) * len(classes), self.rows.shape[1]), "mpcc", "z", *key, dtype=self.rows.dtype
-        )
-        z = densest_half(z, len(classes))
-        means = self.prototypes[classes]
-        second = self._has_second_centre(classes) & (synthetic % o.features_per_class >= o.features_per_class // 2)
-        means[second] = self._second_centres(classes[second])
-        x = means + self.roots.apply(self.donor[classes], z[:, None]).squeeze(1)
-        return torch.cat([x, real[0][rest]]), torch.cat([classes, real[1][rest]])
-
-    def _has_second_centre(self, classes: Tensor) -> Tensor:
-        return (classes < len(self.trained_rows)) & (self.options.second_centre != "off")
-
-    def _second_centres(self, classes: Tensor) -> Tensor:
-        centres = self.trained_rows[classes]
-        if self.options.second_centre == "rescaled":
-            centres = F.normalize(centres, dim=1) * self.prototypes[classes].norm(dim=1, keepdim=True)
-        return centres
-
-    # ---- small parts
-    # -----------------------------------------------------------------------------------------------------------
+    # ---- small parts -------------------------------------------------------------------------------------------------
     def _as_rows(self, prototypes: Tensor) -> Tensor:
         return F.normalize(prototypes, dim=1) if self.options.rows == "unit" else prototypes.clone()
 
