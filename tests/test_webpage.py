@@ -347,11 +347,13 @@ class Visitor:
         from selenium.webdriver.common.keys import Keys
 
         self.tab("Teach")
+        time.sleep(0.7)  # nobody chooses files in the instant a tab appears
         box = self.find("#name input, #name textarea")
         box.send_keys(Keys.CONTROL, "a")
         box.send_keys(name)
         self.upload("#shots", *files)
         self.shown(len(files))
+        time.sleep(0.5)
         self.find("#teach-button").click()
 
     def shown(self, count):
