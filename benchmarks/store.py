@@ -69,7 +69,7 @@ def main() -> None:
         print("| store | A_0 | A_final | A_avg | seconds | MB |\n|---|---|---|---|---|---|")
         views = {}
         for store in ("full", "256"):
-            rows, size, began = [], 0.0, time.perf_counter()
+            rows, began = [], time.perf_counter()
             for seed in chosen.seeds:
                 config = resolve(
                     "baseline", "folder", None, [f"options.epochs={chosen.epochs}", "options.lr=0.05"], False,

@@ -23,7 +23,8 @@ from PIL import Image
 from fscil import webparts
 from fscil.commands.app import read_password
 from fscil.errors import UserError
-from fscil.webpage import Guard, Uploads, is_local, serve
+from fscil.listening import is_local
+from fscil.webpage import Guard, Uploads, serve
 
 HOSTILE = '<img src=x onerror="alert(1)">{{value}}${1+1}'
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, File, Form, Query, Security, UploadFile
@@ -34,13 +32,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fscil import __version__
-from fscil.commands.recognise import as_entry
 from fscil.errors import UserError
 from fscil.hosting import Host
+from fscil.listening import LOCAL_NAMES, from_elsewhere
+from fscil.practice import as_entry
 from fscil.teachable import Recognition
 
 OPEN_TO_ALL = ("/health", "/docs", "/openapi.json")  # needs no token; the schema is no secret
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 BODIES_AT_ONCE = 4  # memory for uploads, in largest requests
 LESSONS_WAITING = 16  # more are told to come back
 BUSY = {"Retry-After": "1"}
@@ -204,12 +202,8 @@ class Batcher:
         for job in jobs:
             own = [next(found) for _ in job.pictures]
             if not job.answer.done():  # else the client has gone
-                job.answer.set_result([_cut(item, job.top) for item in own])
+                job.answer.set_result([replace(item, top=item.top[: job.top]) for item in own])
         return True
-
-
-def _cut(item: Recognition, top: int) -> Recognition:
-    return Recognition(item.label, item.confidence, item.unknown, item.top[:top], item.error)
 
 
 # ---- the door -------------------------------------------------------------------------------------------------------
@@ -270,8 +264,8 @@ class Door:
                 said = "wrong token" if given else "a token is needed: send the header Authorization: Bearer TOKEN"
                 return HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
         if self.token is None:
-            origin = headers.get("origin")
-            if request.url.hostname not in LOCAL_NAMES or (origin and urlsplit(origin).netloc != headers.get("host")):
+            elsewhere = from_elsewhere(headers.get("origin"), headers.get("host"))
+            if request.url.hostname not in LOCAL_NAMES or elsewhere:
                 return HTTPException(403, "without a token only requests from this machine's own pages are answered")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.request_bytes:
@@ -425,32 +419,6 @@ async def contents(files: Sequence[UploadFile], most: int) -> list[bytes]:
 
 
 # ---- running it -----------------------------------------------------------------------------------------------------
-def is_local(address: str) -> bool:
-    """
-    >>> is_local("localhost"), is_local("127.0.0.1"), is_local("::1"), is_local("0.0.0.0")
-    (True, True, True, False)
-    """
-    try:
-        return address == "localhost" or ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def listen(address: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on; they are answered once the server runs."""
-    try:
-        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.create_server(place[:2], family=family, backlog=2048)
-        # Inherited by every connection. asyncio sets it only on sockets made for TCP by number, and without it the
-        # body of an answer waits 40 ms for the client's delayed acknowledgement of the headers.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
-    except OSError as error:
-        raise UserError(
-            f"cannot listen on {address}, port {port}: {error.strerror or error}; choose another --host or --port."
-        ) from error
-
-
 def serve(app: FastAPI, listening: socket.socket) -> None:
     """Runs until SIGTERM or Ctrl-C, then answers what has arrived and finishes the lesson that is being written."""
     import uvicorn

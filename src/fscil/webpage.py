@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import logging
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +27,7 @@ from urllib.parse import urlsplit
 
 from fscil import webparts
 from fscil.errors import UserError
+from fscil.listening import LOCAL_NAMES, from_elsewhere, is_local, listen
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -367,8 +366,7 @@ class Guard:
             return 404, "Not found."
         if scope["method"] in ("GET", "HEAD"):
             return None
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if from_elsewhere(headers.get("origin"), headers.get("host")):
             return 403, "Requests from other sites are refused."
         length = headers.get("content-length", "")
         if not length.isdigit():
@@ -376,18 +374,6 @@ class Guard:
         if int(length) > self.request_bytes:
             return 413, f"At most {self.request_bytes // 1_000_000} MB can be sent at a time."
         return None
-
-
-def is_local(address: str) -> bool:
-    """Whether only this machine can reach what listens at the address.
-
-    >>> is_local("127.0.0.1"), is_local("localhost"), is_local("0.0.0.0"), is_local("example.org")
-    (True, True, False, False)
-    """
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", password: str | None = None) -> Any:
@@ -441,7 +427,7 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
         theme=theme,
         css_paths=[Path(__file__).with_name("webpage.css")],
     )
-    names = frozenset(("localhost", "127.0.0.1", "::1", address)) if is_local(address) else None
+    names = LOCAL_NAMES | {address} if is_local(address) else None
     return Guard(app, host.limits.request_bytes, names)
 
 
@@ -492,7 +478,7 @@ def serve(
             raise UserError(f'the page needs Gradio ({error}): pip install "fscil[app]"') from error
         from fscil.hosting import Host
 
-        listening = stack.enter_context(_listen(address, port))
+        listening = stack.enter_context(listen(address, port))
         app = make_app(Host(model, weights, device), address, user, password)
         port = listening.getsockname()[1]
         everywhere = address in ("0.0.0.0", "::")
@@ -509,11 +495,3 @@ def serve(
             threading.Timer(1, webbrowser.open, [url]).start()
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"cannot listen at {address}, port {port} ({error}); choose another --port.") from error

@@ -40,7 +40,7 @@ def predict(
     `fscil predict birds photos/unsorted --csv > labels.csv`
     """
     from fscil.errors import UserError
-    from fscil.practice import columns, expand, notes, open_model, print_json
+    from fscil.practice import as_entry, columns, expand, notes, open_model, print_json, shown_label
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")
@@ -53,11 +53,11 @@ def predict(
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["file", "label", "confidence", "unknown", "error"])
         for file, item in zip(files, found):
-            writer.writerow([file, _label(item), f"{item.confidence:.4f}", item.unknown, item.error or ""])
+            writer.writerow([file, shown_label(item), f"{item.confidence:.4f}", item.unknown, item.error or ""])
     else:
         readable = [(file, item) for file, item in zip(files, found) if item.error is None]
         if readable:
-            print(columns([(file, _label(item), _how_sure(item)) for file, item in readable], right=[2]))
+            print(columns([(file, shown_label(item), _how_sure(item)) for file, item in readable], right=[2]))
     unreadable = [(file, item.error) for file, item in zip(files, found) if item.error is not None]
     for file, error in unreadable:
         print(f"fscil: {file}: {error}", file=sys.stderr)
@@ -65,26 +65,10 @@ def predict(
         raise typer.Exit(1)
 
 
-def _label(item: Recognition) -> str:
-    return "" if item.error else "unknown" if item.unknown else str(item.label)
-
-
 def _how_sure(item: Recognition) -> str:
     if item.unknown:
         return f"(nearest: {item.top[0][0]})"
     return f"{100 * item.confidence:.1f} %"
-
-
-def as_entry(file: Path | str, item: Recognition) -> dict[str, Any]:
-    """One answer as JSON has it."""
-    return {
-        "file": str(file),
-        "label": None if item.error else _label(item),
-        "confidence": round(item.confidence, 4),
-        "unknown": item.unknown,
-        "top": [{"label": label, "probability": round(value, 4)} for label, value in item.top],
-        "error": item.error,
-    }
 
 
 def evaluate(

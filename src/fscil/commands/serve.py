@@ -48,7 +48,8 @@ def serve(
     except ImportError as error:
         raise UserError(f'fscil serve needs {error.name}; install it with: pip install "fscil[serve]"') from None
     from fscil.hosting import Host
-    from fscil.serving import is_local, listen, make_app
+    from fscil.listening import is_local, listen
+    from fscil.serving import make_app
     from fscil.serving import serve as run
 
     token = _token(token_file)
