@@ -77,8 +77,8 @@ def test_fisher_squares_equal_autograd_on_dense_leaves():
     per_sample = torch.stack([torch.autograd.grad(loss_of(i), weight)[0] for i in range(images)])
     y = (x @ weight.T).detach().requires_grad_()
     (g,) = torch.autograd.grad(torch.tanh(y * readout).sum(), y)
-    torch.testing.assert_close(sample_square(x, g), (per_sample**2).sum(0))
-    torch.testing.assert_close(batch_square(x, g), per_sample.sum(0) ** 2)
+    torch.testing.assert_close(sample_square(x[None], g[None])[0], (per_sample**2).sum(0))
+    torch.testing.assert_close(batch_square(x[None], g[None])[0], per_sample.sum(0) ** 2)
     torch.testing.assert_close(block_norms(per_sample[0]), (per_sample[0] ** 2).sum().sqrt())
 
 

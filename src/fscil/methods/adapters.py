@@ -73,8 +73,7 @@ def train_streams(
     """One adapter set and cosine head per spec, all from the same initial values and the same augmented batches.
 
     The sets share no parameter, so a joint pass gives what separate passes give (9.3). Sets that the runtime's shelf
-    already holds are not
-    trained again.
+    already holds are not trained again.
     """
     keys = [_shelf_key(backbone, task, spec, rank, init, schedule, runtime) for spec in specs]
     with runtime.shelf.reserve(keys):
@@ -150,9 +149,8 @@ def fisher_information(
     """Diagonal Fisher of every dense ΔW under the margin-free loss: (blocks, sets, 2, d, d), all sets in one pass.
 
     Images are taken plain and grouped by class, in batches of the base batch size (4.3). Each set uses its own head
-    unless `shared_head` names
-    one for all (9.5). `form` is `batch` (mean over batches of squared batch-mean gradients) or `sample` (mean over
-    samples, Eq. 8).
+    unless `shared_head` names one for all (9.5). `form` is `batch` (mean over batches of squared batch-mean gradients)
+    or `sample` (mean over samples, Eq. 8).
     """
     lora, sets = streams.lora, streams.lora.sets
     heads = streams.rows if shared_head is None else streams.rows[[shared_head] * sets]
@@ -172,15 +170,9 @@ def fisher_information(
         logits = streams.scales.view(-1, 1, 1) * cosine(backbone.pool(tokens).view(sets, count, -1), heads)
         losses = F.cross_entropy(logits.flatten(0, 1), target.repeat(sets), reduction="none").view(sets, count)
         gradients = torch.autograd.grad(losses.mean(1).sum() if form == "batch" else losses.sum(), probes)
-        exact = torch.backends.cuda.matmul.allow_tf32
-        # Values rounded to bf16 are TF32 values, so TF32 products of them lose nothing.
-        torch.backends.cuda.matmul.allow_tf32 = exact or backbone.dtype == torch.bfloat16
         for block, (x, g) in enumerate(zip(inputs, gradients, strict=True)):
-            x = x.detach().to(wide).view(-1, count, length, dim)  # block 0 is shared by all sets: (1, B, T, d)
-            g = g.to(wide).view(sets, count, length, 2, dim)
-            for part in (0, 1):
-                total[block, :, part] += square(x.expand(sets, -1, -1, -1), g[..., part, :])
-        torch.backends.cuda.matmul.allow_tf32 = exact
+            x = x.detach().view(-1, count, length, dim).expand(sets, -1, -1, -1)  # all sets read the same in block 0
+            total[block] += square(x, g.view(sets, count, length, 2 * dim)).view(sets, 2, dim, dim)
     divisor = len(batches) if form == "batch" else len(labels)
     return runtime.sum_over_processes(total) / divisor
 
