@@ -429,6 +429,20 @@ def test_every_part_of_foster_counts(switched):
     assert "network.vit.blocks.0.attn.qkv.weight" in changes("foster", switched, tasks=1)
 
 
+def test_foster_weighs_classes_by_their_images_or_as_the_published_code_counts_them():
+    def weight(images):
+        return (1 - 0.96) / (1 - 0.96**images)
+
+    new, shots = 3, int(few_shot_tasks()[0].labels.bincount()[-1])
+    for options, old, fresh in (
+        ({}, weight(4), weight(shots)),
+        ({"weight_counts": "published"}, weight(4), 1 - 0.96),
+    ):
+        scale = (BASE + new) / (BASE * old + new * fresh)
+        found = fitted("foster", {"per_class": 4, **options}, tasks=1).diagnostics()["class_weights"]
+        assert found == pytest.approx({"old": old * scale, "new": fresh * scale})
+
+
 def test_whole_vits_train_in_bf16_on_full_precision_weights():
     runtime = Runtime(dtype=torch.bfloat16)
     backbone = make_backbone().prepare(runtime)

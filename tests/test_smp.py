@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -219,6 +220,17 @@ def test_fisher_pass_leaves_the_model_as_it_was(vit, tasks):
     assert not any(p.requires_grad for p in [*backbone.parameters(), streams.lora.A, streams.lora.B])
     one_by_one = fisher_information(backbone, streams, tasks[0], 1, "batch", RUNTIME)
     torch.testing.assert_close(fisher, one_by_one)  # squared batch means of single images are the per-sample form
+
+
+@pytest.mark.parametrize("form", ["batch", "sample"])
+def test_a_last_batch_filled_up_for_compiled_passes_adds_nothing(vit, tasks, form):
+    backbone = Backbone(copy.deepcopy(vit), "tiny")
+    plan = [StreamSpec(0.0), StreamSpec(0.2)]
+    streams = train_streams(backbone, tasks[0], plan, RANK, "sparse", Schedule(1, 8, 0.5), RUNTIME)
+    size = len(tasks[0].labels) // 3 - 1
+    assert len(tasks[0].labels) % size and len(tasks[0].labels) % (2 * size)  # batches of unequal size
+    padded = fisher_information(backbone, streams, tasks[0], size, form, replace(RUNTIME, compile=True))
+    torch.testing.assert_close(padded, fisher_information(backbone, streams, tasks[0], size, form, RUNTIME))
 
 
 def test_embedding_set_is_balanced(vit, tasks):

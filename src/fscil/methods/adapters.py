@@ -156,19 +156,23 @@ def fisher_information(
     heads = streams.rows if shared_head is None else streams.rows[[shared_head] * sets]
     labels = task.labels.to(runtime.device)
     # single samples do not care for their batch, and two batches in one pass are a little faster
-    batches = torch.argsort(task.labels.cpu(), stable=True).split(batch_size * (2 if form == "sample" else 1))
+    size = batch_size * (2 if form == "sample" else 1)
+    batches = torch.argsort(task.labels.cpu(), stable=True).split(size)
     wide = lora.A.dtype
     square = fisher_maths.batch_square if form == "batch" else fisher_maths.sample_square
     total = torch.zeros(backbone.depth, sets, 2, backbone.dim, backbone.dim, device=runtime.device, dtype=wide)
     for number in runtime.track(runtime.share(len(batches)), "Fisher"):
-        positions = batches[number]
+        positions, kept = batches[number], len(batches[number])
+        if runtime.compile and len(batches) > 1:  # one batch shape, compiled once; what fills it up has no loss
+            positions = torch.cat([positions, positions[:1].expand(size - kept)])
         target = labels[positions.to(labels.device)]
         tokens = backbone.embed(task.images.plain(positions))
         count, length, dim = tokens.shape
         probes = [tokens.new_zeros(sets * count, length, 2 * dim, requires_grad=True) for _ in range(backbone.depth)]
         tokens, inputs = backbone.blocks(tokens, lora=lora, pooled=True, probes=probes)
         logits = streams.scales.view(-1, 1, 1) * cosine(backbone.pool(tokens).view(sets, count, -1), heads)
-        losses = F.cross_entropy(logits.flatten(0, 1), target.repeat(sets), reduction="none").view(sets, count)
+        losses = F.cross_entropy(logits.flatten(0, 1), target.repeat(sets), reduction="none")
+        losses = losses.view(sets, count)[:, :kept]
         gradients = torch.autograd.grad(losses.mean(1).sum() if form == "batch" else losses.sum(), probes)
         for block, (x, g) in enumerate(zip(inputs, gradients, strict=True)):
             x = x.detach().view(-1, count, length, dim).expand(sets, -1, -1, -1)  # all sets read the same in block 0

@@ -12,6 +12,7 @@ Stored images: this method keeps some, against the setting of the SMP paper; `st
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from fscil.data.stream import Task
 from fscil.maths.distillation import distillation, effective_number_weights
 from fscil.methods.exemplars import ExemplarMethod, ExemplarOptions, fresh_linear, frozen_copy
 from fscil.methods.training import Batch, Schedule, train
+
+PRACTICALLY_INFINITE = 10**6  # images: 1 − β^n is 1 to the last bit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +42,19 @@ class FOSTEROptions(ExemplarOptions):
     distillation: float = 1.0  # weight of the one in boosting (`lambda_okd`)
     boosting_beta: float = 0.96  # β₁ of the class weights in boosting
     compression_beta: float = 0.97  # β₂ of those in compression
+    # What the class weights count: the images there are, or what the published code takes for them: the budget for
+    # every old class, and for new ones a sum of indices, so large that it might as well be infinite.
+    weight_counts: Literal["images", "published"] = "images"
 
 
 class FOSTER(ExemplarMethod):
     """Two backbones while a task is learned, one afterwards."""
 
     Options = FOSTEROptions
+    after_base = frozenset(
+        "boosting_epochs compression_epochs temperature distillation boosting_beta compression_beta "
+        "weight_counts".split()
+    )
 
     def fit_base(self, task: Task) -> None:
         o = self.options
@@ -64,7 +74,7 @@ class FOSTER(ExemplarMethod):
         o, known, session, dim = self.options, self.seen, int(self.tasks_seen), self.backbone.dim
         images, labels = self.memory.joined(task.images, task.labels)
         self.count_classes(task)
-        counts = torch.bincount(labels, minlength=self.seen)  # exemplars of old classes, shots of new ones
+        counts = self._weight_counts(labels, known)
         old = frozen_copy(self.network)
         old_weight, old_bias = self.head_weight.detach(), self.head_bias.detach()
 
@@ -113,6 +123,12 @@ class FOSTER(ExemplarMethod):
             "training_images": len(images),
             "class_weights": {"old": float(class_weights[:known].mean()), "new": float(class_weights[known:].mean())},
         }
+
+    def _weight_counts(self, labels: Tensor, known: int) -> Tensor:
+        counts = torch.bincount(labels, minlength=self.seen)  # exemplars of old classes, shots of new ones
+        if self.options.weight_counts == "published":
+            counts[:known], counts[known:] = self.options.budget(known), PRACTICALLY_INFINITE
+        return counts
 
     def logits(self, images: Pixels) -> Tensor:
         return self.extract(images, lambda batch: self.head(self.embed(batch)))
