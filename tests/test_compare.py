@@ -14,7 +14,9 @@ import torch
 from fscil import cli
 from fscil.checkpoint import read_json, write_json
 from fscil.comparison import GridSpec, load_folders, parse_seeds, parse_variants, read_grid, splice
+from fscil.config import resolve
 from fscil.errors import UserError
+from fscil.evaluation.tables import group_runs
 from made_up_runs import made_up_result
 
 
@@ -219,6 +221,17 @@ def test_tables_of_folders_have_the_papers_order_whatever_the_folders_are_called
     results, problems = load_folders([tmp_path / str(number) for number in range(len(names))])
     assert not problems
     assert [r["config"]["method"] for r in results] == ["icarl", "teen", "asp", "closed_form", "smp"]
+
+
+def test_runs_from_before_a_setting_existed_stand_in_one_row_with_later_ones(tmp_path):
+    for seed in (2023, 2024):
+        result = {**made_up_result("smp", seed), "stream": {}, "confusion": []}
+        result["config"] = resolve("smp", seed=seed).to_dict()
+        if seed == 2023:
+            del result["config"]["data"]["validation"], result["config"]["options"]["closed_form_views"]
+        write_json(tmp_path / str(seed) / "results.json", result)
+    results, _ = load_folders([tmp_path / "2023", tmp_path / "2024"])
+    assert {label: len(members) for label, members in group_runs(results).items()} == {"SMP": 2}
 
 
 def test_a_report_on_a_whole_grid(grid, fscil, tmp_path):
