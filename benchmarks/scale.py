@@ -2,9 +2,9 @@
 
     python benchmarks/scale.py --classes 100 1000 10000 --images 30 100 500
 
-MPCC draws its embeddings epoch by epoch while they fit and mini-batch by mini-batch beyond; square roots of
-covariances take the smaller exact
-form. With many classes only `--steps` calibration steps are timed and scaled to the full session.
+MPCC draws its embeddings epoch by epoch while they fit and mini-batch by mini-batch beyond; square roots of covariances
+take the smaller exact form. With many classes only `--steps` calibration steps are timed and scaled to the full
+session.
 """
 
 from __future__ import annotations

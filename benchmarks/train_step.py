@@ -4,9 +4,8 @@
     python benchmarks/train_step.py --only ours --profile    # where the time goes
 
 A step takes fresh uint8 images through augmentation, both adapter streams, losses and optimiser. 200 steps are timed
-after warm-up; compilation is
-printed apart. "Plain" is two separate eager forwards with additive LoRA modules, as the released code does, at
-PyTorch's defaults.
+after warm-up; compilation is printed apart. "Plain" is two separate eager forwards with additive LoRA modules, as the
+released code does, at PyTorch's defaults.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Low-rank adapters on the key and value projections of a frozen ViT (methods.md 3.1; paper Eq. 2-4).
 
-For each block and each of k, v an adapter adds  x (B A)ᵀ  to the frozen projection; q is never touched. Several sets
-of adapters run as
-*streams* of one pass: their tensors are stacked along a set axis, the frozen weights see one larger batch, and the
-low-rank parts are
-batched products.
+For each block and each of k, v an adapter adds  x (B A)ᵀ  to the frozen projection; q is never touched. Several sets of
+adapters run as *streams* of one pass: their tensors are stacked along a set axis, the frozen weights see one larger
+batch, and the low-rank parts are batched products.
 
     A  (blocks, sets, 2, r, d)        axis 2: 0 = key, 1 = value
     B  (blocks, sets, 2, d, r)
@@ -116,8 +114,8 @@ class KVLinear(nn.Module):
 
 
 # On a GPU the adapters are memory-bound: every pass over the keys and values counts. The two operators below write the
-# low-rank products
-# straight into the k and v columns of the fused projection, and read each gradient once per thin product.
+# low-rank products straight into the k and v columns of the fused projection, and read each gradient once per thin
+# product.
 
 
 @torch.library.custom_op("fscil::project", mutates_args=())

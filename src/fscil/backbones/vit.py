@@ -1,12 +1,10 @@
 """A frozen timm Vision Transformer, run block by block from outside so that adapters and prompts can be slotted in.
 
 Nothing of timm is copied: its modules are called in the order their own forward does, with `attn.qkv` wrapped (see
-`lora.KVLinear`). Exact
-savings that the plain forward cannot take:
+`lora.KVLinear`). Exact savings that the plain forward cannot take:
 
-* all adapter streams read the same tokens in block 0, so the embedding, the first norm and the frozen qkv are
-computed once, and no
-  gradient flows below them;
+* all adapter streams read the same tokens in block 0, so the embedding, the first norm and the frozen qkv are computed
+  once, and no gradient flows below them;
 * where the feature is the class token, the last block's query, projection and MLP run on that one token.
 """
 
@@ -39,8 +37,8 @@ class Backbone(nn.Module):
     paper's ViTs).
 
     >>> import timm
-    >>> vit = timm.models.vision_transformer.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2,
-    num_heads=2)
+    >>> sizes = dict(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2)
+    >>> vit = timm.models.vision_transformer.VisionTransformer(**sizes)
     >>> tuple(Backbone(vit, "tiny")(torch.zeros(3, 3, 16, 16)).shape)
     (3, 16)
     """
@@ -178,9 +176,9 @@ class Backbone(nn.Module):
         """Runs blocks [start, stop). With `lora`, tokens enter block 0 as (B, T, d) and leave as (S·B, T, d), streams
         outermost.
 
-        `pooled` keeps only what `pool` needs of the last block. `probes` (one tensor (S·B, T, 2d) per block) are
-        added to the keys and values,
-        and the inputs of the qkv projections are returned too: the two sides of the gradient of a dense ΔW.
+        `pooled` keeps only what `pool` needs of the last block. `probes` (one tensor (S·B, T, 2d) per block) are added
+        to the keys and values, and the inputs of the qkv projections are returned too: the two sides of the gradient of
+        a dense ΔW.
         """
         stop = self.depth if stop is None else stop
         inputs: list[Tensor] = []

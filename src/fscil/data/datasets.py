@@ -74,7 +74,7 @@ def load_dataset(name: str, config: DataConfig) -> Dataset:
     """The dataset of this name: built in, or of another package.
 
     >>> load_dataset("glyphs", DataConfig()).manifest.class_names[:1]
-    ('U+16A0 RUNIC LETTER FEHU FEOH FE F',)
+    ('U+A786 LATIN CAPITAL LETTER INSULAR T',)
     """
     from fscil.registry import dataset_entry, load_target
 

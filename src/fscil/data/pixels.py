@@ -1,10 +1,9 @@
 """Decoded images held once as uint8, and the two image pipelines of the field run batched next to the compute.
 
 Cropping and resizing are linear and separable, so a random resized crop (or a resize and centre crop) of one image is
-two small matrix
-products,  out = R_y · image · R_xᵀ,  where row i of R holds the weights of Pillow's antialiased filter for output
-pixel i. A batch with a
-different box per image is then two batched products; a flip reverses the rows of R_x.
+two small matrix products,  out = R_y · image · R_xᵀ,  where row i of R holds the weights of Pillow's antialiased filter
+for output pixel i. A batch with a different box per image is then two batched products; a flip reverses the rows of
+R_x.
 """
 
 from __future__ import annotations

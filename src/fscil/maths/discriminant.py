@@ -27,9 +27,8 @@ def discriminant(
 
     score_c(x) = xᵀ Σ⁻¹ μ_c − ½ μ_cᵀ Σ⁻¹ μ_c + γ ½ tr(Σ⁻¹ S) / n_c
 
-    A mean estimated from n images is off by S/n on average, which inflates the squared distance of every point to it
-    by tr(Σ⁻¹ S)/n; the last
-    term takes that back.
+    A mean estimated from n images is off by S/n on average, which inflates the squared distance of every point to it by
+    tr(Σ⁻¹ S)/n; the last term takes that back.
     """
     wide = covariance.double() if covariance.device.type != "mps" else covariance
     sigma = shrink(wide, alpha)

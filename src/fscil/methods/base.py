@@ -28,9 +28,8 @@ class Method(nn.Module):
     """A learner of a base task and then of few-shot tasks, one after the other.
 
     Labels number classes by order of arrival. `features_fixed` promises that the backbone does not change after the
-    base task; then `features` and
-    `logits_from` exist and the protocol computes test features once. Everything learned is in parameters and buffers,
-    so `state` is complete.
+    base task; then `features` and `logits_from` exist and the protocol computes test features once. Everything learned
+    is in parameters and buffers, so `state` is complete.
     """
 
     Options: type = NoOptions

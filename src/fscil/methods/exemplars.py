@@ -22,7 +22,7 @@ def herding(features: Tensor, count: int) -> Tensor:
     """Order (min(count, n),) of rows of (n, d): each keeps the mean of those chosen so far closest to the mean of all.
 
     >>> herding(torch.tensor([[0.0], [4.0], [2.5]]), 5).tolist()
-    [2, 1, 0]
+    [2, 0, 1]
     """
     target, total, order = features.mean(0), torch.zeros_like(features[0]), []
     taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)

@@ -2,8 +2,7 @@
 processes and CUDA graphs.
 
 A method hands over its parameters and a function from a batch to the mean loss; everything random is keyed by (stage,
-epoch, image), so a run
-that was stopped after any epoch and resumed ends with the same numbers.
+epoch, image), so a run that was stopped after any epoch and resumed ends with the same numbers.
 """
 
 from __future__ import annotations
@@ -85,10 +84,9 @@ def train(
     """Trains `parameters` on augmented batches and returns the mean loss of the last epoch.
 
     `parameters` may be groups (dicts with `params` and a factor `lr_factor`). `extras(positions, epoch, step)` gives
-    further tensors of a step. What `loss` reads besides its batch must be updated in
-    place, because on a GPU the step is captured once as a CUDA graph. `passes` counts forward passes per image in the
-    images/s shown. `order` keys
-    the shuffling where stages of different names are to see the same batches.
+    further tensors of a step. What `loss` reads besides its batch must be updated in place, because on a GPU the step
+    is captured once as a CUDA graph. `passes` counts forward passes per image in the images/s shown. `order` keys the
+    shuffling where stages of different names are to see the same batches.
     """
     groups = [dict(g) for g in parameters] if isinstance(parameters[0], dict) else [{"params": list(parameters)}]
     factors = [g.pop("lr_factor", 1.0) for g in groups]
