@@ -39,8 +39,8 @@ def compare(
     clf: Teachable, features: torch.Tensor, known: torch.Tensor, taught: torch.Tensor
 ) -> list[tuple[str, float, float, float | None, float]]:
     """One row per score; `known` marks pictures of known classes, `taught` those of classes taught after the base."""
-    logits, fit = clf._from_features(features)
-    temperature, space = clf.calibration_["temperature"], clf._known
+    logits, fit = clf.knowledge_.judge_features(features)
+    temperature, space = clf.calibration_["temperature"], clf.knowledge_.space
     scores = {
         "max-softmax": openset.max_softmax(logits, temperature),
         "energy": openset.energy(logits, temperature),
@@ -100,13 +100,13 @@ def main() -> None:
     print(f"fit: {len(labels)} pictures of {base} classes in {seconds(clf.fit, images, labels):.0f} s; {clf.plan_}")
     tests, truth = pictures(dataset, TEST, range(len(names)), chosen.test_per_class)
     number = torch.tensor([names.index(label) for label in truth])
-    features = torch.from_numpy(clf.embed(tests)).to(clf._runtime.device)
+    features = torch.from_numpy(clf.embed(tests)).to(clf.runtime_.device)
     for classes in (base, half):
         if classes > base:
             shots = pictures(dataset, TRAIN, range(base, half), 5)
             print(f"\nteach: {half - base} classes x 5 pictures in {seconds(clf.learn, *shots):.2f} s")
         known, taught = number < classes, (number >= base) & (number < classes)
-        logits, fit = clf._from_features(features)
+        logits, fit = clf.knowledge_.judge_features(features)
         order = torch.tensor([names.index(name) for name in clf.classes_])
         probabilities = (logits / clf.calibration_["temperature"]).softmax(1)
         column = torch.argsort(order)[number.clamp(max=classes - 1)]  # of the true class, where it is known

@@ -19,6 +19,7 @@ from torch.nn.functional import cosine_similarity
 from fscil import registry
 from fscil.errors import UserError
 from fscil.estimator import FewShotClassifier, Notice
+from fscil.knowledge import Knowledge
 from fscil.methods.embeddings import gaussian_features
 from made_up_pictures import BACKBONE, pictures, weights_file, write_folders
 from tiny_world import SMALL, make_backbone
@@ -77,7 +78,7 @@ def test_closed_form_agrees_with_scikit_learns_discriminant_analysis(small):
     features = small.embed(images).astype(np.float64)
     numbers = np.repeat(np.arange(5), 5)
     residuals = features - np.stack([features[numbers == c].mean(0) for c in range(5)])[numbers]
-    shrinkage = small._config["options"]["shrinkage"]
+    shrinkage = small.config_["options"]["shrinkage"]
     covariance = residuals.T @ residuals / (25 - 5)
     assert shrinkage > 0.5  # twenty degrees of freedom in 128 dimensions
 
@@ -241,7 +242,7 @@ def test_a_failing_change_leaves_the_model_as_it_was(model, monkeypatch):
     def break_down(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(FewShotClassifier, "_calibrate", break_down)
+    monkeypatch.setattr(Knowledge, "calibrate", break_down)
     with pytest.raises(RuntimeError):
         model.learn(*pictures([10], 4))
     monkeypatch.undo()
@@ -302,7 +303,7 @@ def test_every_method_learns_comes_back_from_disk_and_goes_on(name, tmp_path):
     np.testing.assert_array_equal(loaded.predict_proba(queries), clf.predict_proba(queries))
     np.testing.assert_array_equal(loaded.undo().predict_proba(queries), taught)
     np.testing.assert_array_equal(loaded.undo().predict_proba(queries), base)
-    assert (clf._method.stored_images()[0] > 0) == (name in EXEMPLAR_METHODS)
+    assert (clf.knowledge_.method.stored_images()[0] > 0) == (name in EXEMPLAR_METHODS)
 
 
 @pytest.mark.parametrize("name", EXEMPLAR_METHODS)
@@ -315,10 +316,10 @@ def test_methods_that_store_pictures_say_how_many(name, tmp_path):
     clf.save(tmp_path / "m")
     loaded = FewShotClassifier.load(tmp_path / "m", backbone=make_backbone())
     taught = {image.tobytes() for image in [*pictures(range(4), 14)[0], *pictures([10], 3)[0]]}
-    kept = {image.numpy().tobytes() for image in loaded._method.memory.images()}
+    kept = {image.numpy().tobytes() for image in loaded.knowledge_.method.memory.images()}
     assert len(kept) == 19 and kept <= taught
-    assert loaded._current().record["stored_pictures"] == 19
-    assert loaded.undo()._current().record["stored_pictures"] == len(loaded._method.memory) == 16
+    assert loaded.knowledge_.stored_pictures[0] == 19
+    assert loaded.undo().knowledge_.stored_pictures[0] == len(loaded.knowledge_.method.memory) == 16
 
 
 @pytest.mark.parametrize("name", [*EXEMPLAR_METHODS, "l2p", "l2p_plus", "teen"])
@@ -347,7 +348,7 @@ def test_held_out_figures_are_not_repeated_once_the_network_has_moved():
 def test_a_small_start_says_what_it_does(weights):
     with pytest.warns(Notice, match="backbone stays as it is.*10 classes and 20 pictures"):
         clf = FewShotClassifier(backbone=BACKBONE, weights=weights).fit(*pictures(range(5), 5))
-    assert clf._method.lora.rank == 0
+    assert clf.knowledge_.method.lora.rank == 0
     with pytest.warns(Notice, match="class prototypes"):
         single = FewShotClassifier(backbone=BACKBONE, weights=weights).fit(*pictures(range(5), 1))
     assert single.score(*pictures(range(5), 3, seed=1)) > 0.8
@@ -360,7 +361,7 @@ def test_without_training_the_calibration_that_was_asked_for_is_used(weights, ca
     clf = FewShotClassifier(
         backbone=BACKBONE, weights=weights, train="never", calibration=calibration, options={**options, "epochs": 7}
     ).fit(*pictures(range(5), 6))
-    method = clf.learn(*pictures([10], 5))._method
+    method = clf.learn(*pictures([10], 5)).knowledge_.method
     features = torch.from_numpy(clf.embed(pictures(range(5), 2, seed=1)[0]))
     cosines = cosine_similarity(features[:, None], method.rows[None], dim=2)
     scores = method.logits_from(features) / method.options.calibration_scale
@@ -373,7 +374,7 @@ def test_without_training_the_calibration_that_was_asked_for_is_used(weights, ca
 
 def test_base_features_are_drawn_around_their_prototypes_when_no_rows_were_trained(weights):
     clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", calibration="mpcc")
-    method = clf.fit(*pictures(range(5), 6))._method
+    method = clf.fit(*pictures(range(5), 6)).knowledge_.method
     per_class, dim = method.options.features_per_class, method.prototypes.shape[1]
     draws = torch.randn(5, 2 * per_class, dim, generator=torch.Generator().manual_seed(0))
     drawn = gaussian_features(method.known_classes(torch.arange(0)), torch.arange(5), draws, method.options)
@@ -386,8 +387,9 @@ def test_held_out_accuracy_is_that_of_the_calibrated_rows(weights):
     clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", calibration="mpcc")
     clf.fit(*pictures(range(5), 6)).learn(*pictures([10], 5))
     assert clf.calibration_["held_out_accuracy"] > 0.9
-    clf._method.rows = clf._method.rows[[1, 0, 2, 3, 4, 5]]  # two classes mixed up
-    assert clf._calibrate()["held_out_accuracy"] == pytest.approx(0.6, abs=0.1)
+    clf.knowledge_.method.rows = clf.knowledge_.method.rows[[1, 0, 2, 3, 4, 5]]  # two classes mixed up
+    clf.knowledge_.calibrate(clf.false_rejection)
+    assert clf.calibration_["held_out_accuracy"] == pytest.approx(0.6, abs=0.1)
 
 
 @pytest.mark.parametrize("calibration", ["mpcc", "closed_form", "prototypes"])
@@ -414,7 +416,7 @@ def test_training_starts_at_the_stated_size(weights):
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)
         large.fit(*pictures(range(10), 20))
-    assert large._method.lora.rank == 4 and "training smp on 180, 20 kept" in large.plan_
+    assert large.knowledge_.method.lora.rank == 4 and "training smp on 180, 20 kept" in large.plan_
 
 
 # ---- unknown ----
@@ -462,7 +464,7 @@ def test_thumbnails_are_kept_only_by_choice_and_follow_every_change(model, weigh
     assert loaded.nearest_thumbnails(query)[0][0][1] == pytest.approx(found[0][1])
     assert loaded.forget("class 10").nearest_thumbnails(query)[0][0][0] != "class 10"
     assert loaded.undo().nearest_thumbnails(query)[0][0][0] == "class 10"
-    assert len(loaded.forget("class 0").drop_history()._thumbnails["0001"]["labels"]) == 6
+    assert len(loaded.forget("class 0").drop_history().knowledge_.thumbnails["0001"]["labels"]) == 6
 
 
 # ---- bad input ----

@@ -42,15 +42,15 @@ def mpcc(weights):
 
 
 def inputs(clf):
-    return Pixels(ImageStore.from_list(QUERIES), clf._transform).plain()
+    return Pixels(ImageStore.from_list(QUERIES), clf.transform_).plain()
 
 
 def test_folding_changes_the_weights_by_exactly_the_adapters(closed_form):
-    plain = closed_form._backbone.vit.state_dict()
+    plain = closed_form.backbone_.vit.state_dict()
     folded = folded_weights(closed_form)
     changed = [name for name in plain if not torch.equal(plain[name], folded[name])]
     assert changed == [f"blocks.{block}.attn.qkv.weight" for block in range(6)]
-    lora = closed_form._method.lora
+    lora = closed_form.knowledge_.method.lora
     delta = folded["blocks.2.attn.qkv.weight"] - plain["blocks.2.attn.qkv.weight"]
     expected = torch.cat([torch.zeros(128, 128), lora.B[2, 0, 0] @ lora.A[2, 0, 0], lora.B[2, 0, 1] @ lora.A[2, 0, 1]])
     torch.testing.assert_close(delta, expected, atol=1e-6, rtol=0)
@@ -82,7 +82,7 @@ def test_peft_loads_the_adapter_onto_the_hugging_face_vit(closed_form, tmp_path)
     base = transformers.ViTModel.from_pretrained(folder / "base", add_pooling_layer=False).eval()
     with torch.no_grad():
         plain = base(inputs(closed_form)).last_hidden_state[:, 0]
-        expected = closed_form._backbone(inputs(closed_form))
+        expected = closed_form.backbone_(inputs(closed_form))
     torch.testing.assert_close(plain, expected, atol=1e-4, rtol=0)
     model = peft.PeftModel.from_pretrained(base, folder).eval()
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_peft_loads_the_adapter_onto_the_hugging_face_vit(closed_form, tmp_path)
 def test_hugging_face_names_are_the_inverse_of_reading_them(closed_form):
     from fscil.backbones.vit import from_huggingface
 
-    vit = closed_form._backbone.vit
+    vit = closed_form.backbone_.vit
     back = from_huggingface(to_huggingface(vit))
     assert back.keys() == vit.state_dict().keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in vit.state_dict().items())

@@ -245,6 +245,6 @@ def test_a_lesson_that_fails_leaves_memory_and_disk_as_they_were(host, model, mo
 
 def test_one_backbone_in_memory(host):
     host.learn("heron", views(10))
-    first = host._answering.model._backbone
+    first = host._answering.model.backbone_
     host.learn("wren", views(11))
-    assert host._answering.model._backbone is first
+    assert host._answering.model.backbone_ is first

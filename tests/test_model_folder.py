@@ -110,7 +110,7 @@ def test_history_can_be_dropped(saved):
     np.testing.assert_array_equal(answers(saved), expected)
     clf = FewShotClassifier.load(saved)
     assert len(clf.history_) == 1 and "class 10" not in (saved / "model.json").read_text()
-    assert len(list(saved.glob("state-*"))) == 1 and len(clf._held["labels"]) == 15
+    assert len(list(saved.glob("state-*"))) == 1 and len(clf.knowledge_.held["labels"]) == 15
     with pytest.raises(UserError, match="0 were made"):
         clf.undo()
 

@@ -51,6 +51,10 @@ class FewShotClassifier(Teachable, ClassifierMixin, BaseEstimator):
         What was taught when, with the accuracy and rejection rates after it.
     calibration_ : dict
         Temperature, threshold, and the rates they were set at.
+    knowledge_ : fscil.knowledge.Knowledge
+        All that was learned: the method with its state, classes, and what unknown pictures are told by.
+    backbone_, transform_, config_
+        The backbone in use, how pictures are cut for it, and what the saved model's `config` says.
 
     Examples
     --------

@@ -39,10 +39,10 @@ def export_timm(clf: Teachable, output: str | Path) -> Path:
     method, output = _smp(clf), _new_folder(output)
     weight, bias = linear_head(clf)
     tensors = {**folded_weights(clf), "head.weight": weight, "head.bias": bias}
-    name, image_size = clf._backbone.name, clf._backbone.image_size
+    name, image_size = clf.backbone_.name, clf.backbone_.image_size
     glyph = GLYPH_VITS.get(name)  # not an architecture of timm's: a small one of the same kind, with other sizes
     architecture, _, tag = name.partition(".")
-    transform, count = clf._transform, len(clf.classes_)
+    transform, count = clf.transform_, len(clf.classes_)
     config = {
         "architecture": "vit_tiny_patch16_224" if glyph else architecture,
         "num_classes": count,
@@ -77,7 +77,7 @@ def export_peft(clf: Teachable, output: str | Path, base: bool = True) -> Path:
     export_timm). Module names are those of the transformers version installed here.
     """
     method = _smp(clf)
-    vit = _plain_vit(clf._backbone)
+    vit = _plain_vit(clf.backbone_)
     names = _attention_names()
     output = _new_folder(output)
     lora = method.lora
@@ -94,7 +94,7 @@ def export_peft(clf: Teachable, output: str | Path, base: bool = True) -> Path:
     config = {
         "peft_type": "LORA",
         "task_type": None,
-        "base_model_name_or_path": "base" if base else clf._backbone.name,
+        "base_model_name_or_path": "base" if base else clf.backbone_.name,
         "r": rank,
         "lora_alpha": rank,
         "lora_dropout": 0.0,
@@ -128,7 +128,7 @@ def export_onnx(clf: Teachable, output: str | Path, check: bool = True) -> Path:
     if output.is_dir() or output.exists():
         raise UserError(f'--output "{output}" exists already; choose another file.')
     module = WholeModel(clf).eval()
-    size = max(8, clf._transform.size)
+    size = max(8, clf.transform_.size)
     example = torch.randint(0, 256, (2, size + 3, size + 5, 3), dtype=torch.uint8)
     dynamic = {0: torch.export.Dim("pictures"), 1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
     with torch.no_grad():
@@ -176,11 +176,11 @@ class WholeModel(nn.Module):
 
     def __init__(self, clf: Teachable):
         super().__init__()
-        method, known = _smp(clf), clf._known
-        backbone = copy.deepcopy(clf._backbone.in_float32()).to("cpu", torch.float32)
+        method, known = _smp(clf), clf.knowledge_.space
+        backbone = copy.deepcopy(clf.backbone_.in_float32()).to("cpu", torch.float32)
         backbone.vit.load_state_dict(folded_weights(clf))
-        self.backbone, self.transform = backbone, clf._transform
-        for name, values in (("mean", clf._transform.mean), ("std", clf._transform.std)):
+        self.backbone, self.transform = backbone, clf.transform_
+        for name, values in (("mean", clf.transform_.mean), ("std", clf.transform_.std)):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1))
         self.temperature, threshold = clf.calibration_["temperature"], clf.calibration_["threshold"]
         self.unit = method.options.calibration != "closed_form" or method.options.closed_form_features == "unit"
@@ -238,10 +238,10 @@ class WholeModel(nn.Module):
 
 def folded_weights(clf: Teachable) -> dict[str, Tensor]:
     """The ViT's weights in float32 with ΔW = B A added to the key and value rows of every qkv."""
-    method, width = _smp(clf), clf._backbone.heads * clf._backbone.head_dim
+    method, width = _smp(clf), clf.backbone_.heads * clf.backbone_.head_dim
     tensors = {
         name: value.detach().float().cpu().clone()
-        for name, value in clf._backbone.in_float32().vit.state_dict().items()
+        for name, value in clf.backbone_.in_float32().vit.state_dict().items()
     }
     if method.lora.rank:
         update = method.lora.dense()[:, 0].detach().float().cpu()  # (blocks, 2, d, d)
@@ -269,12 +269,12 @@ def linear_head(clf: Teachable) -> tuple[Tensor, Tensor]:
 
 def _smp(clf: Teachable) -> SMP:
     clf._check_fitted()
-    if not isinstance(clf._method, SMP):
+    if not isinstance(clf.knowledge_.method, SMP):
         raise UserError(
-            f"method {clf._config['method']} cannot be exported: only smp and its relatives are a plain ViT with a "
+            f"method {clf.config_['method']} cannot be exported: only smp and its relatives are a plain ViT with a "
             "classifier on top."
         )
-    return clf._method
+    return clf.knowledge_.method
 
 
 def _new_folder(path: str | Path) -> Path:
@@ -294,9 +294,9 @@ def _describe(clf: Teachable, output: Path) -> None:
     """What a user of the exported files has to know: class names, image pipeline, calibration."""
     facts = {
         "classes": [str(label) for label in clf.classes_],
-        "transform": asdict(clf._transform),
+        "transform": asdict(clf.transform_),
         "calibration": clf.calibration_,
-        "backbone": clf._config["backbone"]["name"],
+        "backbone": clf.config_["backbone"]["name"],
     }
     write_json(output / "fscil.json", facts)
 

@@ -84,7 +84,7 @@ class Host:
         Image.init()  # all decoders, before threads ask for them
         self._stamp, self._looked = self._folder_stamp(), time.monotonic()
         first = self._open(weights=weights)
-        self._backbone = first._backbone
+        self._backbone = first.backbone_
         self._answering, self._revision = _Answering(first), 0
 
     # ---- answers ----------------------------------------------------------------------------------------------------
@@ -191,17 +191,17 @@ class Host:
     def info(self) -> dict[str, Any]:
         """What the model is made of."""
         model = self._current().model
-        config = model._config
+        config = model.config_
         return {
             "name": self.path.resolve().name,
             "method": config["method"],
             "trained": config["trained"],
             "backbone": config["backbone"]["name"],
-            "device": str(model._runtime.device),
+            "device": str(model.runtime_.device),
             "bytes": model.size_,
             "classes": len(model.class_info_),
             "lessons": len(model.history_) - 1,
-            "stored_pictures": model._current().record["stored_pictures"],
+            "stored_pictures": model.knowledge_.stored_pictures[0],
             "revision": self._revision,
         }
 
@@ -210,7 +210,7 @@ class Host:
         """Runs a lesson on a fresh copy of what is on disk; when it is written, the copy is the one that answers."""
         with self._teaching:
             taught = self._open(backbone=self._backbone)
-            with taught._folder.lock():  # also over the stamp, so that it is of what was written here
+            with taught.folder_.lock():  # also over the stamp, so that it is of what was written here
                 with taught.editing():
                     event = lesson(taught)
                 stamp = self._folder_stamp()
@@ -221,7 +221,7 @@ class Host:
     def _open(self, **backbone: Any) -> _Model:
         model = _Model.load(self.path, device=self._device, **backbone)
         model.notes = []
-        model._runtime.cuda_graphs = False  # capturing one fails when another thread uses the GPU meanwhile
+        model.runtime_.cuda_graphs = False  # capturing one fails when another thread uses the GPU meanwhile
         return model
 
     def _answer_with(self, model: _Model, stamp: tuple[int, ...] | None) -> None:
@@ -253,7 +253,7 @@ class Host:
         return found.st_mtime_ns, found.st_ino, found.st_size
 
     def _decode(self, picture: Picture) -> np.ndarray | str:
-        limits, short_side = self.limits, self._answering.model._short_side()
+        limits, short_side = self.limits, self._answering.model.short_side_
         try:
             if isinstance(picture, (bytes, str, os.PathLike)):
                 size = len(picture) if isinstance(picture, bytes) else os.path.getsize(picture)

@@ -20,6 +20,7 @@ from fscil.data.decode import SHOWN, SUFFIXES, DecodeError, decode_image, decode
 from fscil.data.pixels import ImageStore
 from fscil.errors import UserError
 
+AT_ONCE = 128  # pictures decoded together when a long row of them is recognised
 DISK_FROM = 4000  # files: more are decoded into a cache on disk, so that memory does not grow with them
 Label = str | int
 
@@ -177,7 +178,7 @@ def read_pictures(X: Sequence[Any], short_side: int, skip_bad: bool = False, cac
     return Pictures(ImageStore.from_list(arrays), kept, _fingerprints(arrays), bad)
 
 
-def batches(X: Sequence[Any], short_side: int, size: int = 128) -> Iterator[Pictures]:
+def batches(X: Sequence[Any], short_side: int, size: int = AT_ONCE) -> Iterator[Pictures]:
     """`read_pictures` a few at a time, so that memory does not grow; unreadable ones are only named in `bad`."""
     for start in range(0, len(X), size):
         part = read_pictures(X[start : start + size], short_side, skip_bad=True)

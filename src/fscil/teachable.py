@@ -1,8 +1,8 @@
 """A model that is trained once on the classes at hand and taught new ones from a few pictures each, for months.
 
-The methods do the learning; this file gives them class names, a calibrated confidence, the answer "unknown", and
-versions that can be undone and saved. `fscil.estimator` adds scikit-learn's manners; the commands do without them,
-because scikit-learn takes most of a second to import.
+The methods do the learning; `fscil.knowledge` adds class names, a calibrated confidence and the answer "unknown"; this
+file reads pictures, plans, and keeps versions that can be undone and saved. `fscil.estimator` adds scikit-learn's
+manners; the commands do without them, because scikit-learn takes most of a second to import.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ import torch
 from torch import Tensor
 
 from fscil import recipes, registry
-from fscil.backbones.lora import LoRA
 from fscil.backbones.vit import Backbone, make_backbone
-from fscil.calibration import cross_validated, remembered_features
+from fscil.calibration import remembered_features
 from fscil.config import TransformConfig, build
 from fscil.data import cache_dir
 from fscil.data.pixels import Pixels, Transform
 from fscil.data.stream import Task
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
-from fscil.evaluation.openset import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
-from fscil.maths.margins import cosine
-from fscil.methods.adapters import Streams
+from fscil.knowledge import Knowledge
 from fscil.methods.base import Method
-from fscil.methods.smp import SMP
 from fscil.model_folder import BACKBONE, Head, ModelFolder, Version
-from fscil.pictures import Label, Pictures, batches, label_name, listed, name_of, pair, read_pictures, refuse, repeated
+from fscil.pictures import (
+    AT_ONCE,
+    Label,
+    Pictures,
+    batches,
+    label_name,
+    listed,
+    name_of,
+    pair,
+    read_pictures,
+    refuse,
+    repeated,
+)
+from fscil.planning import choose_held_out, fit_frozen, make_plan
 from fscil.protocol import make_transform
 from fscil.runtime import Runtime
 
-TRAIN_FROM_CLASSES = 10  # a base set below either of these is not trained on:
-TRAIN_FROM_PICTURES = 20  # pictures per class on average
 STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything else
-HELD_OUT_AT_MOST = 4000  # held-out pictures whose features are kept for calibration
-TEACHING_VIEWS = 4  # augmented views per picture when a class is taught by MPCC
 CPU_BATCH = 32  # pictures per forward pass on a CPU: larger batches leave its caches
-
-
-THUMBNAIL = 96  # pixels a side
-THUMBNAIL_KEYS = ("pixels", "features", "labels")
 KEPT_PARAMETERS = ("held_out", "false_rejection", "unknown", "skip_bad", "thumbnails")
 
 
@@ -113,7 +114,7 @@ class Teachable:
     def fit(self, X: Any, y: Any = None) -> Teachable:
         """Learns the base classes."""
         self._check_parameters()
-        self._versions, self._head, self._folder = [], None, None
+        self._versions, self._head, self.folder_ = [], None, None
         X, labels = pair(X, y)
         self._start_runtime()
         backbone = self._make_backbone(self.backbone, self.weights)
@@ -123,44 +124,45 @@ class Teachable:
         if len(names) < 2:
             raise UserError(f'fit needs pictures of at least two classes; all are of "{names[0]}".')
         counts = Counter(labels)
-        small = len(names) < TRAIN_FROM_CLASSES or len(labels) / len(names) < TRAIN_FROM_PICTURES
-        trains = self.train == "always" or (self.train == "auto" and not small)
-        name, options = self._plan(trains, len(labels), len(names))
-        self._config = {
-            "method": name,
-            "options": options,
+        on_gpu = self.runtime_.device.type == "cuda"
+        plan = make_plan(
+            self.method, len(names), len(labels), self.train, self.calibration, self.options, on_gpu=on_gpu
+        )
+        self.config_ = {
+            "method": plan.method,
+            "options": plan.options,
             "backbone": self._describe_backbone(backbone),
             "transform": asdict(transform),
-            "trained": trains,
+            "trained": plan.trains,
             "seed": self.seed,
             "parameters": {key: getattr(self, key) for key in KEPT_PARAMETERS},
         }
-        self._backbone, self._transform = backbone, transform
-        self._method = self._new_method()
+        self.backbone_, self.transform_ = backbone, transform
+        method = self._new_method()
         place = {name: number for number, name in enumerate(names)}
         number = torch.tensor([place[label] for label in labels])
-        everything = Pixels(pictures.store, transform, self.seed, pictures.kept, self._runtime.device)
-        held = self._choose_held_out(number) if trains else torch.zeros(len(number), dtype=torch.bool)
+        everything = Pixels(pictures.store, transform, self.seed, pictures.kept, self.runtime_.device)
+        held = choose_held_out(number, self.held_out if plan.trains else 0.0, self.runtime_)
         training = (~held).nonzero().squeeze(1)
         task = Task(0, tuple(range(len(names))), everything.select(training), number[training])
-        if options.get("calibration") == "closed_form" and len(training) == len(names):
+        if plan.options.get("calibration") == "closed_form" and len(training) == len(names):
             raise UserError(
                 "the closed form needs two pictures of some class to learn from: it goes by how pictures of one class "
                 "differ. Add some, or pass --calibration prototypes (calibration='prototypes')."
             )
-        self.plan_ = self._say_plan(trains, small, task, int(held.sum()))
-        with remembered_features(self._method):
-            if trains:
-                self._method.fit_base(task)
+        self.plan_ = plan.said(len(names), len(training), int(held.sum()))
+        (self._note if plan.too_small else self._display.line)(self.plan_)
+        with remembered_features(method):
+            if plan.trains:
+                method.fit_base(task)
             else:
-                self._fit_frozen(task)
-            self._known, self._held = self._describe(task, everything.select(held.nonzero().squeeze(1)), number[held])
-            self._thumbnails: dict[str, dict[str, Tensor]] = {}
-            self._keep_thumbnails(task)
-        self._fingerprints = torch.stack([pictures.fingerprints, number], 1)
-        self._taught = {"scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.int64)}
+                fit_frozen(method, task, "shrinkage" not in (self.options or {}))
+                self.config_["options"]["shrinkage"] = method.options.shrinkage
+            kept = everything.select(held.nonzero().squeeze(1))
+            knowledge = self.knowledge_ = Knowledge.of_base(method, plan.trains, task, kept, number[held])
+            knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
         now = timestamp()
-        self._classes = [{"name": label, "pictures": counts[label], "base": True, "since": now} for label in names]
+        knowledge.count(pictures.fingerprints, number, names, True, now)
         self._finish("fit", {str(label): counts[label] for label in names}, now)
         return self
 
@@ -168,7 +170,7 @@ class Teachable:
         """Learns new classes from a few pictures each; with `add`, pictures of known classes are added to theirs."""
         self._check_fitted()
         X, labels = pair(X, y)
-        names = self._names()
+        knowledge, names = self.knowledge_, self.knowledge_.names
         if names and type(names[0]) is not type(labels[0]):
             labels = [label_name(str(label)) if isinstance(names[0], str) else label for label in labels]
             if type(names[0]) is not type(labels[0]):
@@ -176,14 +178,14 @@ class Teachable:
         counts = Counter(labels)
         known = [label for label in counts if label in names]
         if known and not add:
-            has = next(info["pictures"] for info in self._classes if info["name"] == known[0])
+            has = knowledge.classes[names.index(known[0])]["pictures"]
             raise UserError(
                 f'class "{known[0]}" is known already, from {has} pictures. To add these {counts[known[0]]} to it, '
                 "pass --add (add=True); for another class, choose another name."
             )
-        if known and not self._method.can_refine:
-            raise UserError(f"method {self._config['method']} cannot add pictures to a known class; use smp.")
-        pictures, labels = self._read(X, labels, self._transform, self._known_fingerprints())
+        if known and not knowledge.method.can_refine:
+            raise UserError(f"method {self.config_['method']} cannot add pictures to a known class; use smp.")
+        pictures, labels = self._read(X, labels, self.transform_, knowledge.pictures_by_fingerprint())
         if not labels:
             raise UserError("all of these pictures are known already; there is nothing to learn.")
         for label, count in Counter(labels).items():
@@ -194,38 +196,25 @@ class Teachable:
         number = torch.tensor([order.index(label) for label in labels])
         with self._transaction():
             new = tuple(range(len(names), len(order)))
-            pixels = Pixels(pictures.store, self._transform, self.seed, pictures.kept, self._runtime.device)
-            task = Task(int(self._method.tasks_seen), new, pixels, number)
-            with remembered_features(self._method):
-                self._method.learn(task)
-                self._describe_taught(task)
-                self._keep_thumbnails(task)
-            self._fingerprints = torch.cat([self._fingerprints, torch.stack([pictures.fingerprints, number], 1)])
+            pixels = Pixels(pictures.store, self.transform_, self.seed, pictures.kept, self.runtime_.device)
+            task = Task(int(knowledge.method.tasks_seen), new, pixels, number)
+            with remembered_features(knowledge.method):
+                knowledge.method.learn(task)
+                knowledge.describe_taught(task)
+                knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
             gained, now = Counter(labels), timestamp()
-            self._classes = [
-                {**info, "pictures": info["pictures"] + gained[info["name"]]} for info in self._classes
-            ] + [{"name": label, "pictures": gained[label], "base": False, "since": now} for label in fresh]
+            knowledge.count(pictures.fingerprints, number, fresh, False, now)
             self._finish("learn", {str(label): gained[label] for label in gained}, now)
         return self
 
     def forget(self, label: Label) -> Teachable:
         """Removes one class. `undo` brings it back."""
         self._check_fitted()
-        number = self._number(label)
-        if len(self._classes) == 1:
+        number = self.knowledge_.number(label)
+        if len(self.knowledge_.classes) == 1:
             raise UserError(f'"{label}" is the only class left; a model needs one.')
         with self._transaction():
-            self._method.forget(number)
-            if self._known is not None:
-                self._known.forget(number)
-            kept = [lesson["labels"] for lesson in self._thumbnails.values()]
-            for labels in (self._fingerprints[:, 1], self._held["labels"], self._taught["labels"], *kept):
-                _drop_label(labels, number)
-            self._fingerprints = self._fingerprints[self._fingerprints[:, 1] >= 0]
-            keep = self._taught["labels"] >= 0
-            self._taught = {key: value[keep] for key, value in self._taught.items()}
-            gone = self._classes[number]
-            self._classes = self._classes[:number] + self._classes[number + 1 :]
+            gone = self.knowledge_.forget(number)
             self._finish("forget", {str(gone["name"]): gone["pictures"]}, timestamp())
         return self
 
@@ -243,11 +232,10 @@ class Teachable:
         """Forgets how the model came to be: what was forgotten or undone is gone for good from the next `save` on."""
         self._check_fitted()
         record = self._current().record
-        known = {str(info["name"]): info["pictures"] for info in self._classes}
+        known = {str(info["name"]): info["pictures"] for info in self.knowledge_.classes}
         event = {**record["event"], "action": "drop history", "classes": known}
-        self._held = _without_forgotten(self._held)
-        self._thumbnails = {name: _without_forgotten(lesson) for name, lesson in self._thumbnails.items()}
-        tensors = {name: tensor.clone() for name, tensor in self._tensors().items()}
+        self.knowledge_.drop_forgotten()
+        tensors = {name: tensor.clone() for name, tensor in self.knowledge_.tensors().items()}
         self._versions = [Version({**record, "event": event}, tensors)]  # written anew: no older file is needed
         return self
 
@@ -274,7 +262,7 @@ class Teachable:
         """(probabilities, whether unknown, score of fit) of all pictures in one pass; unreadable ones are an error."""
         self._check_fitted()
         X, bad = listed(X), {}
-        parts = [(torch.zeros(0, len(self._classes)), torch.zeros(0, dtype=torch.bool), torch.zeros(0))]
+        parts = [self._no_answers()]
         for pictures, *part in self._batches(X):
             parts.append(part)
             bad |= pictures.bad
@@ -291,14 +279,15 @@ class Teachable:
 
     def recognise(self, X: Any, top: int = 5) -> list[Recognition]:
         """Label, confidence and best classes of each picture; unreadable ones say so instead of stopping the others."""
-        X = listed(X)
+        self._check_fitted()
+        X, names = listed(X), self.knowledge_.names
         found: dict[int, Recognition] = {}
         for pictures, probabilities, rejected, _ in self._batches(X):
             best = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
             for position, values, indices, unknown in zip(
                 pictures.kept, best.values.tolist(), best.indices.tolist(), rejected.tolist()
             ):
-                ranked = [(self._classes[index]["name"], value) for index, value in zip(indices, values)]
+                ranked = [(names[index], value) for index, value in zip(indices, values)]
                 found[position] = Recognition(None if unknown else ranked[0][0], values[0], unknown, ranked)
             for position, reason in pictures.bad.items():
                 found[position] = Recognition(None, 0.0, False, [], reason)
@@ -307,23 +296,19 @@ class Teachable:
     def embed(self, X: Any) -> np.ndarray:
         """Features (n, d) of pictures under the trained backbone."""
         self._check_fitted()
-        if not self._method.features_fixed:
-            raise UserError(f"method {self._config['method']} has no features that stay as they are.")
-        parts = [self._method.features(self._pixels(part)).cpu() for part in self._decoded(listed(X))]
-        return torch.cat(parts).numpy()
+        method = self.knowledge_.method
+        if not method.features_fixed:
+            raise UserError(f"method {self.config_['method']} has no features that stay as they are.")
+        X = listed(X)
+        decoded = (read_pictures(X[at : at + AT_ONCE], self.short_side_) for at in range(0, len(X), AT_ONCE))
+        return torch.cat([method.features(self._pixels(part)).cpu() for part in decoded]).numpy()
 
     def nearest_thumbnails(self, X: Any, count: int = 3) -> list[list[tuple[Label, float, np.ndarray]]]:
         """(class, cosine, small copy uint8) of the kept pictures most like each picture; empty if none were kept."""
-        lessons = [lesson for lesson in self._thumbnails.values() if len(lesson["labels"])]
-        if not lessons:
+        self._check_fitted()
+        if not self.knowledge_.thumbnails:
             return [[] for _ in listed(X)]
-        pixels, features, labels = (torch.cat([lesson[key] for lesson in lessons]) for key in THUMBNAIL_KEYS)
-        likeness = cosine(torch.from_numpy(self.embed(X)), features).masked_fill(labels < 0, -torch.inf)
-        best = likeness.topk(min(count, int((labels >= 0).sum())), dim=1)
-        return [
-            [(self._classes[int(labels[at])]["name"], value, pixels[at].numpy()) for value, at in zip(values, places)]
-            for values, places in zip(best.values.tolist(), best.indices.tolist())
-        ]
+        return self.knowledge_.nearest_thumbnails(torch.from_numpy(self.embed(X)), count)
 
     # ---- files ------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike, embed: bool = False) -> Path:
@@ -334,18 +319,18 @@ class Teachable:
         self._check_fitted()
         folder = ModelFolder(path)
         with folder.lock():
-            same = self._folder is not None and folder.path.resolve() == self._folder.path.resolve()
-            versions, config = self._versions, self._config
+            same = self.folder_ is not None and folder.path.resolve() == self.folder_.path.resolve()
+            versions, config = self._versions, self.config_
             if not same and self._head is not None:  # a copy: every version comes along
-                versions = self._folder.copies(self._head, versions)
+                versions = self.folder_.copies(self._head, versions)
             weights = None
             if embed and not config["backbone"]["embedded"]:
-                weights = self._backbone.in_float32().vit.state_dict()
+                weights = self.backbone_.in_float32().vit.state_dict()
                 config = {**config, "backbone": {**config["backbone"], "embedded": True, "weights": None}}
             elif not same and config["backbone"]["embedded"]:
-                weights = self._backbone.in_float32().vit.state_dict()
+                weights = self.backbone_.in_float32().vit.state_dict()
             self._head = folder.write(config, versions, weights, self._head if same else None)
-            self._versions, self._config, self._folder = versions, config, folder
+            self._versions, self.config_, self.folder_ = versions, config, folder
         for version in self._versions[:-1]:
             version.tensors = {}  # on disk; read again if an undo asks for them
         return folder.path
@@ -382,7 +367,7 @@ class Teachable:
                 verbose=verbose,
             )
             clf._check_parameters()
-            clf._transform = build(Transform, config["transform"], "transform.")
+            clf.transform_ = build(Transform, config["transform"], "transform.")
         except (KeyError, TypeError) as error:
             raise UserError(f'"{folder.path / "model.json"}" is not the head of a model (lacks {error}).') from error
         if backbone is None and weights is None and chosen["embedded"]:
@@ -390,25 +375,25 @@ class Teachable:
         elif weights is None and chosen["weights"] and Path(chosen["weights"]).is_file():
             weights = chosen["weights"]
         clf._start_runtime()
-        clf._backbone = clf._make_backbone(backbone or chosen["name"], weights, chosen["image_size"])
-        if clf._backbone.hash != chosen["hash"]:
+        clf.backbone_ = clf._make_backbone(backbone or chosen["name"], weights, chosen["image_size"])
+        if clf.backbone_.hash != chosen["hash"]:
             raise UserError(
-                f'the weights of backbone "{chosen["name"]}" here have hash {clf._backbone.hash}, the model was fitted '
+                f'the weights of backbone "{chosen["name"]}" here have hash {clf.backbone_.hash}, the model was fitted '
                 f"on {chosen['hash']}; pass the same file with --weights."
             )
-        clf._config, clf._folder = config, folder
+        clf.config_, clf.folder_ = config, folder
         clf._adopt(head, tensors)
         return clf
 
     def refresh(self) -> Teachable:
         """Takes over what another process has taught the saved model since; cheap when nothing changed."""
         self._check_fitted()
-        if self._folder is None:
+        if self.folder_ is None:
             raise UserError("this model was not saved yet; there is nothing to refresh it from.")
         if [id(version) for version in self._versions] != [id(version) for version in self._head.versions]:
             raise UserError("this model has changes that were not saved; save or undo them first.")
-        if self._folder.read().revision != self._head.revision:
-            self._adopt(*self._folder.open())
+        if self.folder_.read().revision != self._head.revision:
+            self._adopt(*self.folder_.open())
         return self
 
     @contextlib.contextmanager
@@ -417,21 +402,21 @@ class Teachable:
 
         >>> with clf.editing(): clf.learn(pictures, names)  # doctest: +SKIP
         """
-        if self._folder is None:
+        if self.folder_ is None:
             raise UserError("save the model first; editing keeps a folder up to date.")
-        with self._folder.lock():
+        with self.folder_.lock():
             self.refresh()
             try:
                 yield self
-                self.save(self._folder.path)
+                self.save(self.folder_.path)
             except BaseException:
-                self._adopt(*self._folder.open())
+                self._adopt(*self.folder_.open())
                 raise
 
     @property
     def classes_(self) -> np.ndarray:
         self._check_fitted()
-        return np.array(self._names())
+        return np.array(self.knowledge_.names)
 
     @property
     def history_(self) -> list[dict[str, Any]]:
@@ -442,17 +427,22 @@ class Teachable:
     def class_info_(self) -> list[dict[str, Any]]:
         """Name, number of pictures, whether it is a base class, and since when it is known, of each class."""
         self._check_fitted()
-        return [dict(info) for info in self._classes]
+        return [dict(info) for info in self.knowledge_.classes]
 
     @property
     def calibration_(self) -> dict[str, Any]:
         self._check_fitted()
-        return dict(self._calibration)
+        return dict(self.knowledge_.calibration)
 
     @property
     def size_(self) -> int:
         """Bytes of the saved model."""
         return self._head.bytes if getattr(self, "_head", None) is not None else 0
+
+    @property
+    def short_side_(self) -> int:
+        """Pixels that the shorter side of a picture is reduced to before anything else."""
+        return _short_side(self.transform_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return bool(getattr(self, "_versions", None))
@@ -477,13 +467,13 @@ class Teachable:
     def _start_runtime(self) -> None:
         self._display = LiveDisplay(quiet=not self.verbose)
         # compilation would start anew for every number of pictures taught
-        self._runtime = Runtime.make(self.device, self.precision, self.seed, compile="off", display=self._display)
-        if self._runtime.device.type == "cpu":
-            self._runtime.batch_size_eval = CPU_BATCH
+        self.runtime_ = Runtime.make(self.device, self.precision, self.seed, compile="off", display=self._display)
+        if self.runtime_.device.type == "cpu":
+            self.runtime_.batch_size_eval = CPU_BATCH
 
     def _make_backbone(self, chosen: str | Backbone, weights: Any = None, image_size: int | None = None) -> Backbone:
         if isinstance(chosen, Backbone):
-            return chosen.prepare(self._runtime)
+            return chosen.prepare(self.runtime_)
         size = image_size or (self.transform or {}).get("size")
         try:
             backbone = make_backbone(chosen, weights, size)
@@ -491,7 +481,7 @@ class Teachable:
             raise UserError(
                 f'the weights of backbone "{chosen}" are missing ({error}); pass --weights FILE.'
             ) from error
-        return backbone.prepare(self._runtime)
+        return backbone.prepare(self.runtime_)
 
     def _describe_backbone(self, backbone: Backbone) -> dict[str, Any]:
         return {
@@ -506,215 +496,37 @@ class Teachable:
         usual = recipes.load("glyphs/smp").values["transform"] if backbone.name.startswith("glyph_vit") else {}
         return make_transform(build(TransformConfig, {**usual, **(self.transform or {})}, "transform."), backbone)
 
-    def _plan(self, trains: bool, pictures: int, classes: int) -> tuple[str, dict[str, Any]]:
-        """Method and complete options. Without training it is one of SMP's classifiers on the frozen backbone."""
-        frozen = "smp" if self.calibration == "mpcc" else "closed_form"
-        name = self.method if trains else frozen
-        entry, options = registry.method_entry(name), dict(self.options or {})
-        cls = registry.method_class(name)
-        if not trains:
-            kept = ("shrinkage", "correction", "views")
-            chosen = {key: value for key, value in options.items() if key in kept}
-            options = {"views": TEACHING_VIEWS, "second_centre": "off", **chosen}  # no trained rows to be centres
-            if self.calibration != "auto":
-                options["calibration"] = self.calibration
-            elif pictures < 2 * classes:  # next to no spread within classes to be seen
-                options["calibration"] = "prototypes"
-        elif issubclass(cls, SMP) and name == "smp":
-            on_gpu = self._runtime.device.type == "cuda"
-            chosen = self.calibration if self.calibration != "auto" else "mpcc" if on_gpu else "closed_form"
-            options = {"calibration": chosen, "views": TEACHING_VIEWS, **options}
-        return name, asdict(build(cls.Options, {**entry.options, **options}, "options."))
-
-    def _say_plan(self, trains: bool, small: bool, task: Task, held: int) -> str:
-        size = f"{len(task.classes)} classes, {len(task.labels) + held} pictures"
-        if trains:
-            said = f"{size}: training {self._config['method']} on {len(task.labels)}, {held} kept for calibration"
-        else:
-            how = {
-                "closed_form": "the closed form with a strongly shrunken covariance",
-                "prototypes": "class prototypes",
-                "mpcc": "class prototypes, calibrated when a class is taught",
-            }
-            said = (
-                f"{size}: the backbone stays as it is, the classifier is {how[self._config['options']['calibration']]}"
-            )
-            if small and self.train == "auto":
-                said += (
-                    f" (training starts at {TRAIN_FROM_CLASSES} classes and {TRAIN_FROM_PICTURES} pictures per class)"
-                )
-                self._note(said)
-                return said
-        self._display.line(said)
-        return said
-
     def _new_method(self) -> Method:
-        cls = registry.method_class(self._config["method"])
-        return cls(self._backbone, build(cls.Options, self._config["options"], "options."), self._runtime)
-
-    def _choose_held_out(self, labels: Tensor) -> Tensor:
-        """A stratified share of the pictures; every class keeps at least half of its own."""
-        held = torch.zeros(len(labels), dtype=torch.bool)
-        for label in torch.unique(labels).tolist():
-            own = (labels == label).nonzero().squeeze(1)
-            order = torch.randperm(len(own), generator=self._runtime.generator("held out", label))
-            held[own[order[: min(round(self.held_out * len(own)), len(own) // 2)]]] = True
-        return held
-
-    def _fit_frozen(self, task: Task) -> None:
-        """No adapters: statistics of the plain backbone's features alone."""
-        method, place = self._method, dict(device=self._runtime.device)
-        empty = LoRA(
-            torch.zeros(self._backbone.depth, 1, 2, 0, self._backbone.dim, **place),
-            torch.zeros(self._backbone.depth, 1, 2, self._backbone.dim, 0, **place),
-        )
-        rows = torch.zeros(1, len(task.classes), self._backbone.dim, **place)
-        features = method.features(task.images)
-        known = KnownSpace.of(features, task.labels.to(features.device), len(task.classes))
-        if "shrinkage" not in (self.options or {}) and method.options.calibration == "closed_form":
-            self._config["options"]["shrinkage"] = known.shrinkage
-            method.options = replace(method.options, shrinkage=known.shrinkage)
-        method.adopt(Streams(empty.requires_grad_(False), rows, torch.ones(1, **place)), task)
-
-    def _describe(self, task: Task, held: Pixels, held_labels: Tensor) -> tuple[KnownSpace | None, dict[str, Tensor]]:
-        """What unknown pictures are told apart by, and the held-out data that calibrates it."""
-        method = self._method
-        if not method.features_fixed:
-            with torch.no_grad():
-                logits = method.logits(held).float().cpu() if len(held) else torch.zeros(0, len(task.classes))
-            return None, {"features": logits, "labels": held_labels}
-        features, labels = method.features(task.images), task.labels.to(self._runtime.device)
-        known = KnownSpace.of(features, labels, len(task.classes))
-        draw = self._runtime.generator("background")
-        if not self._config["trained"]:  # nothing was trained, so cross-validation can use every picture
-            if not known.has_spread:
-                return None, {"features": features.cpu(), "labels": task.labels.clone()}
-            part = (torch.rand(len(labels), generator=draw) < 0.3).to(labels.device)
-            if len(torch.unique(labels[~part])) == len(task.classes):
-                split = features[~part], labels[~part], features[part], labels[part]
-                known.background, known.softness = choose_score(*split, known.shrinkage, draw)
-            return known, {"features": features.cpu(), "labels": task.labels.clone()}
-        positions = torch.arange(len(held))
-        if len(held) > HELD_OUT_AT_MOST:
-            order = torch.randperm(len(held), generator=self._runtime.generator("held-out features"))
-            positions = order[:HELD_OUT_AT_MOST].sort().values
-        kept = method.features(held.select(positions)) if len(positions) else features[:0]
-        kept_labels = held_labels[positions]
-        if not known.has_spread:
-            return None, {"features": kept.cpu(), "labels": kept_labels}
-        split = features, labels, kept, kept_labels.to(labels.device)
-        known.background, known.softness = choose_score(*split, known.shrinkage, draw)
-        return known, {"features": kept.cpu(), "labels": kept_labels}
-
-    def _describe_taught(self, task: Task) -> None:
-        """Adds the task to the known space and notes how well each of its pictures fits when left out."""
-        if self._known is None:
-            return
-        features, labels = self._method.features(task.images), task.labels.to(self._runtime.device)
-        self._known.add(features, labels, self._method.seen)
-        base = torch.tensor([info["base"] for info in self._classes] + [False] * len(task.classes))
-        taught = ~base[task.labels]
-        if bool(taught.any()):
-            own = taught.to(features.device)
-            scores = self._known.over_classes(self._known.left_out_scores(features[own], labels[own])).cpu()
-            self._taught = {
-                "scores": torch.cat([self._taught["scores"], scores]),
-                "labels": torch.cat([self._taught["labels"], task.labels[taught]]),
-            }
-
-    def _keep_thumbnails(self, task: Task) -> None:
-        """Small copies of the first pictures of each class in a lesson, if that was chosen; one entry per lesson."""
-        if not self.thumbnails or not self._method.features_fixed:
-            return
-        labels = task.labels
-        rank = torch.stack([(labels[:at] == label).sum() for at, label in enumerate(labels)])
-        chosen = (rank < self.thumbnails).nonzero().squeeze(1)
-        view = Pixels(task.images.store, Transform(THUMBNAIL, resize=THUMBNAIL), indices=task.images.indices[chosen])
-        self._thumbnails = self._thumbnails | {
-            f"{len(self._versions) + 1:04d}": {
-                "pixels": (view.plain() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous(),
-                "features": self._method.features(task.images)[chosen.to(self._runtime.device)].cpu(),
-                "labels": labels[chosen].clone(),
-            }
-        }
-
-    # ---- calibration ------------------------------------------------------------------------------------------------
-    def _calibrate(self) -> dict[str, Any]:
-        """Temperature and threshold from held-out base pictures, anew after every change, and how both do."""
-        keep = self._held["labels"] >= 0
-        labels, held = self._held["labels"][keep], self._held["features"][keep]
-        if not self._method.features_fixed:
-            if getattr(self, "_calibration", None) and self._versions:
-                stale = dict.fromkeys(("held_out_accuracy", "held_out_rejection"))  # of features that have moved since
-                return self._calibration | stale  # the base's temperature and threshold are the best known
-            logits, scores = held, max_logit(held) if len(held) else torch.zeros(0)
-        elif not len(held):
-            logits, scores = torch.zeros(0, len(self._classes)), torch.zeros(0)
-        elif self._config["trained"]:
-            logits, scores = self._from_features(held.to(self._runtime.device))
-        else:
-            logits, scores, labels = cross_validated(self._method, self._known, held, labels)
-        count = len(labels)
-        temperature = fit_temperature(logits, labels) if count else 1.0
-        rejects = count > 0 and (self._known is not None or not self._method.features_fixed)
-        threshold = rejection_threshold(scores, self.false_rejection) if rejects else None
-        taught = self._taught["scores"]
-        return {
-            "temperature": temperature,
-            "threshold": threshold,
-            "score": "likelihood_ratio" if self._known is not None else "max_logit",
-            "false_rejection": self.false_rejection,
-            "held_out": count,
-            "held_out_accuracy": float((logits.argmax(1) == labels).double().mean()) if count else None,
-            "held_out_rejection": float((scores < threshold).double().mean()) if threshold is not None else None,
-            "taught_rejection": _rate(taught[~taught.isnan()], threshold),
-        }
+        cls = registry.method_class(self.config_["method"])
+        return cls(self.backbone_, build(cls.Options, self.config_["options"], "options."), self.runtime_)
 
     # ---- parts of predict -------------------------------------------------------------------------------------------
-    def _from_features(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            logits = self._method.logits_from(features).float().cpu()
-        return logits, self._known.fit(features).cpu() if self._known is not None else max_logit(logits)
-
-    def _logits_and_scores(self, images: Pixels) -> tuple[Tensor, Tensor]:
-        """Logits (n, classes), and how well each image fits the known classes (n,)."""
-        with torch.no_grad():
-            if self._method.features_fixed:
-                return self._from_features(self._method.features(images))
-            logits = self._method.logits(images).float().cpu()
-        return logits, max_logit(logits)
-
     def _batches(self, X: Sequence[Any]) -> Iterator[tuple[Pictures, Tensor, Tensor, Tensor]]:
         """Pictures a few at a time, with their probabilities, whether they are unknown, and how well they fit."""
         self._check_fitted()
-        temperature, threshold = self._calibration["temperature"], self._calibration["threshold"]
-        parts = batches(X, self._short_side())
-        for part in self._runtime.track(parts, "recognising", -(-len(X) // 128)):
+        knowledge = self.knowledge_
+        parts = batches(X, self.short_side_)
+        for part in self.runtime_.track(parts, "recognising", -(-len(X) // AT_ONCE)):
             if not len(part):
-                yield part, torch.zeros(0, len(self._classes)), torch.zeros(0, dtype=torch.bool), torch.zeros(0)
+                yield part, *self._no_answers()
                 continue
-            logits, scores = self._logits_and_scores(self._pixels(part))
-            rejected = scores < threshold if threshold is not None else torch.zeros(len(scores), dtype=torch.bool)
-            yield part, (logits / temperature).softmax(1), rejected, scores
+            logits, scores = knowledge.judge(self._pixels(part))
+            probabilities = (logits / knowledge.calibration["temperature"]).softmax(1)
+            yield part, probabilities, knowledge.is_unknown(scores), scores
 
-    def _decoded(self, X: Sequence[Any]) -> Iterator[Pictures]:
-        self._check_fitted()
-        for start in range(0, len(X), 128):
-            yield read_pictures(X[start : start + 128], self._short_side())
+    def _no_answers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities, whether unknown, and scores, of no pictures."""
+        return torch.zeros(0, len(self.knowledge_.classes)), torch.zeros(0, dtype=torch.bool), torch.zeros(0)
 
     def _pixels(self, pictures: Pictures) -> Pixels:
-        return Pixels(pictures.store, self._transform, self.seed, device=self._runtime.device)
-
-    def _short_side(self) -> int:
-        return max(STORED_SHORT_SIDE, self._transform.resize)
+        return Pixels(pictures.store, self.transform_, self.seed, device=self.runtime_.device)
 
     # ---- small parts ------------------------------------------------------------------------------------------------
     def _read(
         self, X: Sequence[Any], labels: list[Label], transform: Transform, known: Mapping[int, set[Label]] | None = None
     ) -> tuple[Pictures, list[Label]]:
         """Decoded pictures and their labels, each picture of a class once; `kept` then counts rows of the store."""
-        short_side = max(STORED_SHORT_SIDE, transform.resize)
-        pictures = read_pictures(X, short_side, self.skip_bad, cache_dir() / "pixels")
+        pictures = read_pictures(X, _short_side(transform), self.skip_bad, cache_dir() / "pixels")
         if pictures.bad:
             named = ", ".join(name_of(X[position], position) for position in list(pictures.bad)[:5])
             self._note(f"{len(pictures.bad)} of {len(X)} pictures cannot be read and are left out: {named}")
@@ -726,26 +538,8 @@ class Teachable:
             self._note(note)
         return replace(pictures, kept=keep, fingerprints=pictures.fingerprints[keep]), [labels[at] for at in keep]
 
-    def _known_fingerprints(self) -> dict[int, set[Label]]:
-        names, known = self._names(), {}
-        for fingerprint, number in self._fingerprints.tolist():
-            known.setdefault(fingerprint, set()).add(names[number])
-        return known
-
     def _note(self, text: str) -> None:
         warnings.warn(text, Notice, stacklevel=4)
-
-    def _names(self) -> list[Label]:
-        return [info["name"] for info in self._classes]
-
-    def _number(self, label: Label) -> int:
-        names = self._names()
-        name = label_name(label)
-        if name not in names and str(name) in map(str, names):  # a number typed on the command line
-            name = names[[str(known) for known in names].index(str(name))]
-        if name not in names:
-            raise UserError(f'there is no class "{label}".{nearest(label, map(str, names))}')
-        return names.index(name)
 
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
@@ -757,47 +551,33 @@ class Teachable:
     def _current(self) -> Version:
         return self._versions[-1]
 
+    def _lesson(self) -> str:
+        """The name that the present lesson's thumbnails are kept under."""
+        return f"{len(self._versions) + 1:04d}"
+
     def _finish(self, action: str, classes: dict[str, int], when: str) -> None:
         """Calibrates and makes the present state a version."""
-        self._calibration = self._calibrate()
+        knowledge = self.knowledge_
+        knowledge.calibrate(self.false_rejection)
+        reported = ("held_out_accuracy", "held_out_rejection", "taught_rejection")
         event = {
             "action": action,
             "when": when,
             "classes": classes,
-            "known": len(self._classes),
-            **{key: self._calibration[key] for key in ("held_out_accuracy", "held_out_rejection", "taught_rejection")},
+            "known": len(knowledge.classes),
+            **{key: knowledge.calibration[key] for key in reported},
         }
-        stored, size = self._method.stored_images()
-        stored += sum(len(lesson["labels"]) for lesson in self._thumbnails.values())
+        stored, size = knowledge.stored_pictures
         if size and action in ("fit", "learn"):
-            self._note(f"method {self._config['method']} keeps {stored} of the pictures in the model ({size} bytes)")
-        record = {
-            "event": event,
-            "classes": self._classes,
-            "calibration": self._calibration,
-            "stored_pictures": stored,
-        }
+            self._note(f"method {self.config_['method']} keeps {stored} of the pictures in the model ({size} bytes)")
+        record = {"event": event, **knowledge.record()}
         older = self._current().tensors if self._versions else {}
         tensors = {}
-        for name, tensor in self._tensors().items():
+        for name, tensor in knowledge.tensors().items():
             before = older.get(name)
             same = before is not None and before.dtype == tensor.dtype and torch.equal(before, tensor)
             tensors[name] = before if same else tensor.clone()
         self._versions = [*self._versions, Version(record, tensors)]
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Everything learned, on the CPU, under unique names."""
-        tensors = {f"method.{name}": tensor for name, tensor in self._method.state().items()}
-        if self._known is not None:
-            tensors |= {f"known.{key}": value for key, value in vars(self._known).items() if isinstance(value, Tensor)}
-            for key in KnownSpace.NUMBERS:
-                tensors[f"known.{key}"] = torch.tensor([getattr(self._known, key)], dtype=torch.float64)
-        tensors |= {f"held.{key}": value for key, value in self._held.items()}
-        tensors |= {f"taught.{key}": value for key, value in self._taught.items()}
-        for name, lesson in self._thumbnails.items():
-            tensors |= {f"thumbnails.{name}.{key}": value for key, value in lesson.items()}
-        tensors["fingerprints"] = self._fingerprints
-        return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
     def _adopt(self, head: Head, tensors: dict[str, Tensor]) -> None:
         """Takes over the versions of a folder."""
@@ -809,32 +589,10 @@ class Teachable:
         """Makes the last version the present state."""
         version = self._current()
         if set(version.files) - set(version.tensors):
-            version.tensors = self._folder.load(self._head, version)
-        groups: dict[str, dict[str, Tensor]] = {"method": {}, "known": {}, "held": {}, "taught": {}, "thumbnails": {}}
-        try:
-            for name, tensor in version.tensors.items():
-                group, _, key = name.partition(".")
-                if key:
-                    groups[group][key] = tensor.clone()
-            self._method = self._new_method()
-            self._method.load_state(groups["method"])
-            known = {key: value.to(self._runtime.device) for key, value in groups["known"].items()}
-            if known:
-                known |= {key: float(known[key]) for key in KnownSpace.NUMBERS}
-            self._known = KnownSpace(**known) if known else None
-            self._held, self._taught, self._thumbnails = groups["held"], groups["taught"], {}
-            for name, tensor in groups["thumbnails"].items():
-                lesson, _, key = name.partition(".")
-                self._thumbnails.setdefault(lesson, {})[key] = tensor
-            self._fingerprints = version.tensors["fingerprints"].clone()
-            self._classes = [dict(info) for info in version.record["classes"]]
-            self._calibration = dict(version.record["calibration"])
-            if len(self._classes) != self._method.seen:
-                raise ValueError(f"{len(self._classes)} class names for {self._method.seen} classes")
-            if self._method.features_fixed:  # shapes that do not fit one another show here, not at the first picture
-                self._from_features(torch.zeros(1, self._backbone.dim, device=self._runtime.device))
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-            raise UserError(f"the saved state does not fit method {self._config['method']}: {error}") from error
+            version.tensors = self.folder_.load(self._head, version)
+        self.knowledge_ = Knowledge.restored(
+            self._new_method(), self.config_["trained"], version.tensors, version.record
+        )
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -852,16 +610,5 @@ def timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _rate(scores: Tensor, threshold: float | None) -> float | None:
-    return float((scores < threshold).double().mean()) if threshold is not None and len(scores) else None
-
-
-def _without_forgotten(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    keep = rows["labels"] >= 0
-    return {key: value[keep] for key, value in rows.items()}
-
-
-def _drop_label(labels: Tensor, number: int) -> None:
-    """In place: `number` becomes −1 and labels above it move down."""
-    labels[labels == number] = -1
-    labels[labels > number] -= 1
+def _short_side(transform: Transform) -> int:
+    return max(STORED_SHORT_SIDE, transform.resize)

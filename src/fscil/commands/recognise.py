@@ -128,7 +128,7 @@ def assess(clf: Teachable, files: list[Path], labels: list[Any], skip_bad: bool 
     from fscil.evaluation.openset import auroc, calibration_error, fpr_at_tpr
     from fscil.pictures import label_name, read_pictures
 
-    kept = read_pictures(files, clf._short_side(), skip_bad).kept if skip_bad else range(len(files))
+    kept = read_pictures(files, clf.short_side_, skip_bad).kept if skip_bad else range(len(files))
     files, labels = [files[at] for at in kept], [str(label_name(labels[at])) for at in kept]
     names = [str(name) for name in clf.classes_]
     number = np.array([names.index(label) if label in names else -1 for label in labels])
