@@ -6,39 +6,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
 import yaml
 
 from fscil import __version__, cli, registry
-
-
-@pytest.fixture
-def fscil(capsys, monkeypatch, tmp_path):
-    """Run the command in an empty folder; returns (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture(scope="session")
-def weights(tmp_path_factory):
-    """Random weights for the glyph backbone: these tests look at the command, not at accuracy."""
-    from safetensors.torch import save_file
-    from timm.models.vision_transformer import VisionTransformer
-
-    from fscil.backbones.vit import GLYPH_VITS
-
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "random.safetensors"
-    save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), path)
-    return path
-
 
 SMALL = ["--limit", "3", "--device", "cpu", "--set", "data.base=6", "--set", "data.way=2", "--set", "data.tasks=2"]
 SMALL += ["--set", "options.epochs=1", "--set", "options.views=1", "--set", "options.calibration_epochs=1"]

@@ -9,43 +9,13 @@ import sys
 import time
 
 import pytest
-import torch
 
-from fscil import cli
 from fscil.checkpoint import read_json, write_json
 from fscil.comparison import GridSpec, load_folders, parse_seeds, parse_variants, read_grid, splice
 from fscil.config import resolve
 from fscil.errors import UserError
 from fscil.evaluation.tables import group_runs
 from made_up_runs import made_up_result
-
-
-@pytest.fixture
-def fscil(capsys, monkeypatch, tmp_path):
-    """Run the command in an empty folder; returns (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    from safetensors.torch import save_file
-    from timm.models.vision_transformer import VisionTransformer
-
-    from fscil.backbones.vit import GLYPH_VITS
-
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "random.safetensors"
-    save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), path)
-    return path
-
 
 SMALL = ["--limit", "3", "--device", "cpu", "--set", "data.base=6", "--set", "data.way=2", "--set", "data.tasks=2"]
 SMALL += ["--set", "options.epochs=1"]
