@@ -1,0 +1,92 @@
+"""What only runs on a CUDA device: padded ranks, fused operators, graphs, compilation and bf16, against the CPU."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fscil import registry
+from fscil.backbones.lora import initial_lora
+from fscil.data.pixels import Pixels
+from fscil.data.stream import Task
+from fscil.maths.fisher import batch_square, sample_square
+from fscil.methods.adapters import StreamSpec, fisher_information, train_streams
+from fscil.methods.training import Schedule
+from fscil.runtime import Runtime
+from tiny_world import base_task, few_shot_tasks, make_backbone, make_images, make_method
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+DEVICE = "cuda"
+SPECS = [StreamSpec(0.0), StreamSpec(0.2), StreamSpec(0.0, 1.0, learnable=True)]
+
+
+def on_gpu(task: Task) -> Task:
+    images = task.images
+    pixels = Pixels(images.store.to(DEVICE), images.transform, images.seed, images.indices, device=DEVICE)
+    return dataclasses.replace(task, images=pixels)
+
+
+def trained(device: str, task: Task, **runtime):
+    place = Runtime.make(device, precision="fp32", seed=1, **runtime)
+    backbone = make_backbone().prepare(place)
+    streams = train_streams(backbone, task, SPECS, 3, "sparse", Schedule(3, 8, 0.5, 5e-4), place)
+    return place, backbone, streams
+
+
+def test_images_are_cropped_and_resized_as_on_the_cpu():
+    task = base_task()
+    positions = torch.arange(8)
+    for ours, theirs in (
+        (on_gpu(task).images.plain(positions), task.images.plain(positions)),
+        (on_gpu(task).images.augmented(positions, 2), task.images.augmented(positions, 2)),
+    ):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_features_through_fused_adapters_are_those_of_the_cpu():
+    backbone, lora = make_backbone(), initial_lora(2, 16, 3, 2, torch.Generator().manual_seed(0))
+    lora.B.data.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
+    images = make_images()[0].plain(torch.arange(6))
+    expected = backbone(images, lora)
+    torch.testing.assert_close(
+        make_backbone().to(DEVICE)(images.to(DEVICE), lora.to(DEVICE)).cpu(), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_captured_training_gives_what_the_cpu_gives(compile):
+    _, _, expected = trained("cpu", base_task())
+    _, _, found = trained(DEVICE, on_gpu(base_task()), compile=compile)
+    for name in ("rows", "scales"):
+        torch.testing.assert_close(getattr(found, name).cpu(), getattr(expected, name), rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(found.lora.dense().cpu(), expected.lora.dense(), rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["batch", "sample"])
+def test_fisher_passes_give_what_the_cpu_gives(form):
+    place, backbone, streams = trained("cpu", base_task())
+    expected = fisher_information(backbone, streams, base_task(), 8, form, place)
+    gpu = Runtime.make(DEVICE, precision="fp32", seed=1)
+    there = dataclasses.replace(streams, rows=streams.rows.to(DEVICE), scales=streams.scales.to(DEVICE))
+    there.lora = streams.lora.select(0, 1, 2).to(DEVICE)
+    found = fisher_information(make_backbone().prepare(gpu), there, on_gpu(base_task()), 8, form, gpu)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("square", [batch_square, sample_square])
+def test_products_of_bf16_values_are_summed_in_float32(square):
+    draw = torch.Generator().manual_seed(0)
+    x, g = (torch.randn(2, 5, 7, width, generator=draw).bfloat16() for width in (16, 32))
+    found = square(x.to(DEVICE), g.to(DEVICE))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.cpu().double(), square(x.double(), g.double()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(registry.METHODS))
+def test_every_method_learns_in_bf16_with_graphs_and_compiled_blocks(name):
+    place = Runtime.make(DEVICE, precision="bf16", seed=1)
+    method = make_method(name, backbone=make_backbone().prepare(place), **vars(place))
+    for number, task in enumerate([base_task(), *few_shot_tasks()]):
+        (method.learn if number else method.fit_base)(on_gpu(task))
+    logits = method.logits(on_gpu(base_task()).images)
+    assert logits.shape == (len(base_task().labels), 10) and bool(torch.isfinite(logits).all())
