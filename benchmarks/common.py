@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import resource
 import time
 
 import numpy as np
@@ -45,4 +46,7 @@ def seconds(function, *arguments) -> float:
 
 
 def peak_gb() -> float:
-    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else float("nan")
+    """Peak memory of tensors on the GPU; without one, of this whole process since it started."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB

@@ -3,8 +3,8 @@
     python benchmarks/scale.py --classes 100 1000 10000 --images 30 100 500
 
 MPCC draws its embeddings epoch by epoch while they fit and mini-batch by mini-batch beyond; square roots of covariances
-take the smaller exact form. With many classes only `--steps` calibration steps are timed and scaled to the full
-session.
+take the smaller exact form. Where they are drawn mini-batch by mini-batch, only `--steps` calibration steps are timed
+and scaled to the full session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.methods import smp
-from fscil.methods.embeddings import embedding_batches
+from fscil.methods.embeddings import EPOCH_SET_BYTES, embedding_batches
 from fscil.methods.smp import SMP, SMPOptions
 from fscil.runtime import Runtime
 
@@ -102,7 +102,8 @@ def main() -> None:
                     1, tuple(range(classes, classes + 5)), Vectors(torch.randn(25, DIM, device=runtime.device)), labels
                 )
                 steps = 5 * (classes + 5)
-                if calibration == "mpcc" and steps > arguments.steps:
+                by_batch = classes * method.options.features_per_class * DIM * 4 > EPOCH_SET_BYTES
+                if calibration == "mpcc" and by_batch and steps > arguments.steps:
                     wanted = arguments.steps
                     smp.embedding_batches = lambda *inputs, each=wanted // 5: islice(embedding_batches(*inputs), each)
                 else:
