@@ -61,6 +61,7 @@ def prepare(classes: int, images: int, calibration: str, runtime: Runtime) -> SM
     method.donor = torch.arange(classes, device=device)
     method.class_counts = torch.full((classes,), images, device=device)
     method.tasks_seen = torch.tensor(1)
+    method.roots_floor = torch.tensor([1e-3**0.5], dtype=torch.float64)
     if calibration == "closed_form":
         method.pooled = torch.eye(DIM, device=device)
     elif images - 1 < DIM / 2:
@@ -68,7 +69,6 @@ def prepare(classes: int, images: int, calibration: str, runtime: Runtime) -> SM
         for part in method.roots_basis.split(256):
             part.normal_().div_(DIM**0.5)
         method.roots_spread = torch.rand(classes, images - 1, device=device)
-        method.roots_floor = torch.tensor([1e-3**0.5], dtype=torch.float64)
     else:
         method.roots_packed = torch.empty(classes, DIM * (DIM + 1) // 2, device=device)
         for part in method.roots_packed.split(256):
