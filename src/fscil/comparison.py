@@ -19,7 +19,7 @@ import yaml
 
 from fscil import recipes, registry
 from fscil.checkpoint import atomic_write
-from fscil.config import RunConfig, build, complete, flatten, resolve
+from fscil.config import RunConfig, build, flatten, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
 from fscil.grid import Job
@@ -141,21 +141,12 @@ def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[st
         try:
             result = load_results(folder).to_dict()
             tables.METRICS["A_avg"].read(result), result["sessions"][0]["accuracy"], result["config"]["dataset"]
-            results.append({**result, "config": _with_defaults(result["config"])})
+            results.append(result)
         except UserError as error:
             problems.append(str(error))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             problems.append(f'"{folder / "results.json"}" is damaged: {type(error).__name__} {error}')
     return sorted(results, key=_place), problems
-
-
-def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration with the settings that came after it at their defaults, so that it stands in one row with
-    later runs; as it is where this version does not know the method or a setting."""
-    try:
-        return complete(config).to_dict()
-    except UserError:
-        return config
 
 
 def _place(result: tables.Result) -> int:

@@ -318,6 +318,15 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
     return dataclasses.replace(config, options=_plain(dataclasses.asdict(filled)))
 
 
+def with_later_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """An older run's configuration with the settings that came after it at their defaults, so that it equals that of a
+    later run; as it is where this version does not know the method or a setting."""
+    try:
+        return complete(values).to_dict()
+    except UserError:
+        return dict(values)
+
+
 def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
     """All keys below a dataclass, dotted; a method's own options come on top, as options.NAME."""
     keys: list[str] = []

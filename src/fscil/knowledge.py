@@ -228,32 +228,29 @@ class Knowledge:
     def restored(
         cls, method: Method, trained: bool, tensors: Mapping[str, Tensor], record: Mapping[str, Any]
     ) -> Knowledge:
-        """What `tensors` and `record` were made of, in a fresh method; a UserError if the two do not fit it."""
-        try:
-            groups: dict[str, dict[str, Tensor]] = {name: {} for name in ("method", "known", "held", "taught")}
-            thumbnails: dict[str, dict[str, Tensor]] = {}
-            for name, tensor in tensors.items():
-                group, _, key = name.partition(".")
-                if group == "thumbnails":
-                    lesson, _, key = key.partition(".")
-                    thumbnails.setdefault(lesson, {})[key] = tensor.clone()
-                elif key:
-                    groups[group][key] = tensor.clone()
-            method.load_state(groups["method"])
-            known = {key: value.to(method.runtime.device) for key, value in groups["known"].items()}
-            if known:
-                known |= {key: float(known[key]) for key in KnownSpace.NUMBERS}
-            space = KnownSpace(**known) if known else None
-            classes, calibration = [dict(info) for info in record["classes"]], dict(record["calibration"])
-            parts = groups["held"], groups["taught"], thumbnails, tensors["fingerprints"].clone()
-            knowledge = cls(method, trained, space, *parts, classes, calibration)
-            if len(classes) != method.seen:
-                raise ValueError(f"{len(classes)} class names for {method.seen} classes")
-            if method.features_fixed:  # shapes that do not fit one another show here, not at the first picture
-                knowledge.judge_features(torch.zeros(1, method.backbone.dim, device=method.runtime.device))
-            return knowledge
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-            raise UserError(f"the saved state does not fit method {type(method).__name__}: {error}") from error
+        """What `tensors` and `record` were made of, in a fresh method; an error of some kind if they do not fit it."""
+        groups: dict[str, dict[str, Tensor]] = {name: {} for name in ("method", "known", "held", "taught")}
+        thumbnails: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            group, _, key = name.partition(".")
+            if group == "thumbnails":
+                lesson, _, key = key.partition(".")
+                thumbnails.setdefault(lesson, {})[key] = tensor.clone()
+            elif key:
+                groups[group][key] = tensor.clone()
+        method.load_state(groups["method"])
+        known = {key: value.to(method.runtime.device) for key, value in groups["known"].items()}
+        if known:
+            known |= {key: float(known[key]) for key in KnownSpace.NUMBERS}
+        space = KnownSpace(**known) if known else None
+        classes, calibration = [dict(info) for info in record["classes"]], dict(record["calibration"])
+        parts = groups["held"], groups["taught"], thumbnails, tensors["fingerprints"].clone()
+        knowledge = cls(method, trained, space, *parts, classes, calibration)
+        if len(classes) != method.seen:
+            raise ValueError(f"{len(classes)} class names for {method.seen} classes")
+        if method.features_fixed:  # shapes that do not fit one another show here, not at the first picture
+            knowledge.judge_features(torch.zeros(1, method.backbone.dim, device=method.runtime.device))
+        return knowledge
 
 
 def _describe_base(

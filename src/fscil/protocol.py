@@ -40,6 +40,7 @@ from fscil.config import (
     build,
     differences,
     read_config,
+    with_later_settings,
     write_config,
 )
 from fscil.data.datasets import Dataset, load_dataset
@@ -84,8 +85,8 @@ def load_results(folder: str | Path) -> Results:
         raise UserError(f'"{folder}" {reason}: it has no results.json')
     content = read_json(folder / "results.json")
     try:
-        return Results(folder, **content)
-    except TypeError as error:
+        return Results(folder, **{**content, "config": with_later_settings(content["config"])})
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f'"{folder / "results.json"}" was not written by fscil ({error})') from error
 
 

@@ -130,7 +130,7 @@ class Teachable:
         )
         self.config_ = {
             "method": plan.method,
-            "options": plan.options,
+            "options": dict(plan.options),
             "backbone": self._describe_backbone(backbone),
             "transform": asdict(transform),
             "trained": plan.trains,
@@ -590,9 +590,11 @@ class Teachable:
         version = self._current()
         if set(version.files) - set(version.tensors):
             version.tensors = self.folder_.load(self._head, version)
-        self.knowledge_ = Knowledge.restored(
-            self._new_method(), self.config_["trained"], version.tensors, version.record
-        )
+        method, trained = self._new_method(), self.config_["trained"]
+        try:
+            self.knowledge_ = Knowledge.restored(method, trained, version.tensors, version.record)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+            raise UserError(f"the saved state does not fit method {self.config_['method']}: {error}") from error
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -158,9 +158,9 @@ def fisher_information(
     # single samples do not care for their batch, and two batches in one pass are a little faster
     size = batch_size * (2 if form == "sample" else 1)
     batches = torch.argsort(task.labels.cpu(), stable=True).split(size)
-    wide = lora.A.dtype
     square = fisher_maths.batch_square if form == "batch" else fisher_maths.sample_square
-    total = torch.zeros(backbone.depth, sets, 2, backbone.dim, backbone.dim, device=runtime.device, dtype=wide)
+    shape = (backbone.depth, sets, 2, backbone.dim, backbone.dim)
+    total = torch.zeros(shape, device=runtime.device, dtype=lora.A.dtype)
     for number in runtime.track(runtime.share(len(batches)), "Fisher"):
         positions, kept = batches[number], len(batches[number])
         if runtime.compile and len(batches) > 1:  # one batch shape, compiled once; what fills it up has no loss
