@@ -18,7 +18,7 @@ from fscil.data.stream import Task
 from fscil.maths.fisher import block_norms
 from fscil.maths.margins import cosine
 from fscil.maths.merging import merge_weights
-from fscil.methods.adapters import Streams, fisher_information
+from fscil.methods.families.adapter_sets import Streams, fisher_information
 from fscil.runtime import Runtime
 
 

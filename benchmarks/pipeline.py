@@ -15,9 +15,9 @@ from common import environment, made_up_task, peak_gb, seconds
 
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
-from fscil.methods import adapters
-from fscil.methods.adapters import StreamSpec
-from fscil.methods.smp import SMP, SMPOptions
+from fscil.methods.families import adapter_sets as adapters
+from fscil.methods.families.adapter_sets import StreamSpec
+from fscil.methods.smp.method import SMP, SMPOptions
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
 

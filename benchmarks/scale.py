@@ -19,9 +19,9 @@ from torch import nn
 
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
-from fscil.methods import smp
-from fscil.methods.embeddings import EPOCH_SET_BYTES, embedding_batches
-from fscil.methods.smp import SMP, SMPOptions
+from fscil.heads.embeddings import EPOCH_SET_BYTES, embedding_batches
+from fscil.methods.smp.method import SMP, SMPOptions
+from fscil.methods.smp.method import method as smp
 from fscil.runtime import Runtime
 
 DIM = 768

@@ -34,10 +34,10 @@ import psutil
 from common import environment
 from PIL import Image
 
-from fscil.data.datasets import load_dataset
+from fscil.data.datasets.all import load_dataset
 from fscil.data.manifests import TEST, TRAIN
 from fscil.data.settings import DataConfig
-from fscil.teachable import Notice, Teachable
+from fscil.teachable.model import Notice, Teachable
 
 
 def pngs(split: str, classes: range, count: int) -> dict[str, list[bytes]]:

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fscil.backbones.vit import Backbone
-from fscil.methods import adapters
-from fscil.methods.adapters import StreamSpec
+from fscil.methods.families import adapter_sets as adapters
+from fscil.methods.families.adapter_sets import StreamSpec
 from fscil.methods.training import Schedule
 from fscil.runtime import Display, Runtime
 

@@ -9,7 +9,7 @@ of the pretraining part: deformation, colours, background, strokes, blur, noise)
 renderer is the augmentation. The masks can be drawn beforehand where matplotlib and Pillow are:
 
     python scripts/pretrain_glyphs.py --draw masks.safetensors
-    python scripts/pretrain_glyphs.py --masks masks.safetensors --out src/fscil/weights      # torch, timm, numpy
+    python scripts/pretrain_glyphs.py --masks masks.safetensors --out src/fscil/backbones/weights  # torch, timm, numpy
 
 Side by side on one H200 both take 83 s; on a CPU use few --steps.
 """
@@ -28,8 +28,8 @@ from safetensors.torch import load_file, save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from fscil.checkpoint import atomic_write
 from fscil.data.glyphs import BASE_CLASSES, DRAWS, IMAGE_SIZE, NUISANCE, RENDERER_VERSION, compose, glyph_masks
+from fscil.files import atomic_write
 
 ARCHITECTURE = dict(img_size=IMAGE_SIZE, patch_size=8, embed_dim=128, depth=6, num_heads=4, num_classes=0)
 EVALUATION_BATCH = 512

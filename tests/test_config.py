@@ -200,7 +200,7 @@ def test_only_what_changes_results_counts_as_a_difference():
 
 
 def test_entries_of_other_packages_are_found(monkeypatch):
-    entry = registry.MethodEntry("fscil.methods.smp:SMP", "Mine", "a method of another package", {"rank": 3})
+    entry = registry.MethodEntry("fscil.methods.smp.method:SMP", "Mine", "a method of another package", {"rank": 3})
     monkeypatch.setattr(registry, "_third_party", lambda group: {"mine": entry} if group == "fscil.methods" else {})
     assert "mine" in registry.methods()
     assert resolve(method="mine").options["rank"] == 3

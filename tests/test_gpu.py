@@ -10,7 +10,7 @@ from fscil.backbones.lora import initial_lora
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.maths.fisher import batch_square, sample_square
-from fscil.methods.adapters import StreamSpec, fisher_information, train_streams
+from fscil.methods.families.adapter_sets import StreamSpec, fisher_information, train_streams
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
 from tiny_world import base_task, few_shot_tasks, make_backbone, make_images, make_method

@@ -2,14 +2,15 @@
 
 from typing import Any
 
-__version__ = "0.1.0"
+from fscil._version import __version__
+
 __all__ = ["FewShotClassifier", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """`fscil.FewShotClassifier`, imported on first use: it brings torch along."""
     if name == "FewShotClassifier":
-        from fscil.estimator import FewShotClassifier
+        from fscil.teachable.estimator import FewShotClassifier
 
         return FewShotClassifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

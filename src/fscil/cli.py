@@ -15,7 +15,8 @@ from typing import Annotated
 
 import typer
 
-from fscil import __version__, commands
+from fscil import commands
+from fscil._version import __version__
 from fscil.errors import UserError
 
 PANELS = ("Experiments", "Your own photos", "Look around")  # order of the headings
@@ -48,7 +49,7 @@ def _main(
 
 
 def _add_commands() -> None:
-    names = [found.name for found in pkgutil.iter_modules(commands.__path__)]
+    names = [found.name for found in pkgutil.iter_modules(commands.__path__) if found.name[0] != "_"]
     modules = [importlib.import_module(f"{commands.__name__}.{name}") for name in names]
     for module in sorted(modules, key=lambda module: PANELS.index(module.PANEL)):
         for name, function in module.COMMANDS.items():

@@ -24,9 +24,9 @@ from typing import Any, Literal
 import yaml
 
 from fscil import recipes, registry
-from fscil.checkpoint import FORMAT_VERSION, atomic_write, check_version
 from fscil.data.settings import DataConfig
 from fscil.errors import UserError, nearest
+from fscil.files import FORMAT_VERSION, atomic_write, check_version
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -51,7 +51,7 @@ class BackboneEntry:
 
 PAPER_BACKBONE = "vit_base_patch16_224.augreg_in21k_ft_in1k"
 
-_SMP = "fscil.methods.smp:SMP"
+_SMP = "fscil.methods.smp.method:SMP"
 # One LoRA set, cosine head whose scale is learned from 1, no margin, prototypes (methods: baseline of the ablations).
 _BASELINE = {
     "adapters": "one",

@@ -33,7 +33,7 @@ class Display:
 
 
 class Keeper:
-    """Keeps the progress of a long training stage; this one keeps nothing (`fscil.checkpoint` has the one that writes
+    """Keeps the progress of a long training stage; this one keeps nothing (`fscil.files` has the one that writes
     files)."""
 
     def load(self, stage: str) -> dict[str, Tensor] | None:

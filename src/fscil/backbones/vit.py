@@ -384,7 +384,7 @@ def _glyph_backbone(name: str, weights: str | Path | None) -> Backbone:
     from timm.models.vision_transformer import VisionTransformer
 
     vit = VisionTransformer(num_classes=0, **GLYPH_VITS[name])
-    with as_file(files("fscil") / "weights" / f"{name}.safetensors") as shipped:
+    with as_file(files("fscil.backbones") / "weights" / f"{name}.safetensors") as shipped:
         load_weights(vit, weights or shipped)
     return Backbone(vit, name)
 

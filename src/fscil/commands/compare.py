@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fscil.engines import Engine
-    from fscil.grid import Job
-    from fscil.overview import Overview
+    from fscil.experiments.engines import Engine
+    from fscil.experiments.grid import Job
+    from fscil.experiments.overview import Overview
 
 PANEL = "Experiments"
 
@@ -100,7 +100,9 @@ def compare(
 
     `fscil compare runs/glyphs-smp-seed2023-1 runs/grid/cells`
     """
-    from fscil.comparison import (
+    from fscil.config import merge, parse_setting
+    from fscil.errors import UserError
+    from fscil.experiments.comparison import (
         GridSpec,
         check_places,
         comparison_tables,
@@ -111,9 +113,7 @@ def compare(
         read_grid,
         split_names,
     )
-    from fscil.config import merge, parse_setting
-    from fscil.errors import UserError
-    from fscil.grid import find_runs, plan
+    from fscil.experiments.grid import find_runs, plan
 
     chosen = {"--methods": methods, "--dataset": dataset, "--seeds": seeds, "--vary": vary}
     given = [flag for flag, value in chosen.items() if value is not None]
@@ -182,8 +182,8 @@ def run_flags(
 def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, memory: Any) -> Engine:
     import os
 
-    from fscil.engines import Resources, make_engine
     from fscil.errors import UserError
+    from fscil.experiments.engines import Resources, make_engine
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("a grid is started by one process; use --jobs or --engine ray instead of `accelerate launch`")
@@ -193,7 +193,7 @@ def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, m
 def work(todo: Sequence[Job], engine: Engine, quiet: bool) -> Overview:
     """Do the jobs; Ctrl-C ends with advice."""
     from fscil.commands.run import stoppable
-    from fscil.engines import run_jobs
+    from fscil.experiments.engines import run_jobs
 
     try:
         with stoppable(), engine:
@@ -205,9 +205,9 @@ def work(todo: Sequence[Job], engine: Engine, quiet: bool) -> Overview:
 
 def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, quiet: bool) -> None:
     """Tables on the screen, as CSV, Markdown and LaTeX, and in a document."""
-    from fscil.comparison import PARTS, splice
     from fscil.display import output_console
     from fscil.evaluation.tables import print_table, render, write_table
+    from fscil.experiments.comparison import PARTS, splice
 
     console = output_console()
     for key, table in made.items():
@@ -228,7 +228,7 @@ def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, q
 
 def end(overview: Overview) -> None:
     """Exit status 1 when something failed, with what its log says."""
-    from fscil.overview import explain_failures
+    from fscil.experiments.overview import explain_failures
 
     lines = explain_failures(overview)
     if lines:

@@ -51,18 +51,18 @@ def fit(
 
     `fscil fit photos/base -o birds --backbone deit_tiny_patch16_224.fb_in1k --set options.epochs=5`
     """
+    from fscil.commands._shared import human_size, notes, percent
     from fscil.config import merge, parse_setting
     from fscil.errors import UserError
-    from fscil.model_folder import ModelFolder
-    from fscil.practice import human_size, notes, percent
     from fscil.registry import PAPER_BACKBONE
+    from fscil.teachable.folder import ModelFolder
 
     if ModelFolder(output).exists():
         raise UserError(f'--output "{output}" holds a model already; teach it with: fscil learn {output} {folder}')
     chosen = merge(*(parse_setting(text) for text in settings or []))
     for key in chosen.keys() - {"options", "transform"}:
         raise UserError(f'--set "{key}": only options.NAME and transform.NAME can be set here.')
-    from fscil.teachable import Teachable
+    from fscil.teachable.model import Teachable
 
     with notes():
         clf = Teachable(

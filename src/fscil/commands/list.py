@@ -36,7 +36,7 @@ def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) ->
     elif kind is Kind.backbones:
         rows = [(name, entry.summary) for name, entry in registry.BACKBONES.items()]
     elif kind is Kind.experiments:
-        from fscil.reproduce import EXPERIMENTS
+        from fscil.experiments.reproduce import EXPERIMENTS
 
         rows = [(name, experiment.title) for name, experiment in EXPERIMENTS.items()]
     else:

@@ -18,7 +18,7 @@ def classes(model: Model, as_json: Annotated[bool, typer.Option("--json", help="
 
     `fscil classes birds`
     """
-    from fscil.practice import columns, print_json, read_head
+    from fscil.commands._shared import columns, print_json, read_head
 
     known = read_head(model).current.record["classes"]
     if as_json:
@@ -35,7 +35,7 @@ def info(model: Model, as_json: Annotated[bool, typer.Option("--json", help="As 
 
     `fscil info birds`
     """
-    from fscil.practice import columns, event_line, human_size, percent, print_json, read_head
+    from fscil.commands._shared import columns, event_line, human_size, percent, print_json, read_head
 
     head = read_head(model)
     record, backbone = head.current.record, head.config["backbone"]

@@ -12,7 +12,7 @@ import typer
 from fscil.commands.teach import Device, Model, Quiet, Weights
 
 if TYPE_CHECKING:
-    from fscil.teachable import Recognition, Teachable
+    from fscil.teachable.model import Recognition, Teachable
 
 PANEL = "Your own photos"
 
@@ -39,8 +39,8 @@ def predict(
 
     `fscil predict birds photos/unsorted --csv > labels.csv`
     """
+    from fscil.commands._shared import as_entry, columns, expand, notes, open_model, print_json, shown_label
     from fscil.errors import UserError
-    from fscil.practice import as_entry, columns, expand, notes, open_model, print_json, shown_label
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")
@@ -86,8 +86,8 @@ def evaluate(
 
     `fscil evaluate birds photos/test`
     """
-    from fscil.pictures import class_folders
-    from fscil.practice import columns, notes, open_model, percent, print_json
+    from fscil.commands._shared import columns, notes, open_model, percent, print_json
+    from fscil.data.pictures import class_folders
 
     files, labels = class_folders(folder)
     with notes():
@@ -124,9 +124,9 @@ def assess(clf: Teachable, files: list[Path], labels: list[Any], skip_bad: bool 
     import numpy as np
     import torch
 
+    from fscil.data.pictures import label_name, read_pictures
     from fscil.errors import UserError
     from fscil.evaluation.openset import auroc, calibration_error, fpr_at_tpr
-    from fscil.pictures import label_name, read_pictures
 
     kept = read_pictures(files, clf.short_side_, skip_bad).kept if skip_bad else range(len(files))
     files, labels = [files[at] for at in kept], [str(label_name(labels[at])) for at in kept]

@@ -29,10 +29,10 @@ def report(
 
     `fscil report runs/grid -o comparison.html --no-images`
     """
-    from fscil.comparison import load_folders
     from fscil.errors import UserError
     from fscil.evaluation.report import write_report
-    from fscil.grid import find_runs
+    from fscil.experiments.comparison import load_folders
+    from fscil.experiments.grid import find_runs
 
     found = find_runs(folders)
     usable = []

@@ -69,12 +69,12 @@ def reproduce(
 
     `fscil reproduce main curves --dataset cifar100 --data-root data/cifar --engine ray --gpus 0.25`
     """
-    from fscil.comparison import check_places, load_cells, parse_seeds, splice, split_names
     from fscil.display import output_console
-    from fscil.engines import default_jobs
     from fscil.evaluation.tables import Table, print_table, render
-    from fscil.grid import plan
-    from fscil.reproduce import SEEDS, Request, choose, make_artefacts, write_index
+    from fscil.experiments.comparison import check_places, load_cells, parse_seeds, splice, split_names
+    from fscil.experiments.engines import default_jobs
+    from fscil.experiments.grid import plan
+    from fscil.experiments.reproduce import SEEDS, Request, choose, make_artefacts, write_index
 
     request = Request(
         choose(names),

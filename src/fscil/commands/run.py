@@ -110,7 +110,7 @@ def run(
 
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one talks
     display = LiveDisplay(quiet=quiet or not first)
-    from fscil import protocol
+    from fscil.experiments import run as protocol
 
     folder = resume or output or protocol.new_folder(config)
     try:

@@ -47,10 +47,10 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f'fscil serve needs {error.name}; install it with: pip install "fscil[serve]"') from None
-    from fscil.hosting import Host
-    from fscil.listening import is_local, listen
-    from fscil.serving import make_app
-    from fscil.serving import serve as run
+    from fscil.serving.api import make_app
+    from fscil.serving.api import serve as run
+    from fscil.serving.host import Host
+    from fscil.serving.listening import is_local, listen
 
     token = _token(token_file)
     if token is None and not is_local(host):

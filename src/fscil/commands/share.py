@@ -37,8 +37,8 @@ def export(
 
     `fscil export birds --to timm -o birds-timm`
     """
-    from fscil import export as exports
-    from fscil.practice import human_size, notes, open_model
+    from fscil.commands._shared import human_size, notes, open_model
+    from fscil.teachable.model.export import all as exports
 
     name = f"{model.name}.onnx" if to is Target.onnx else f"{model.name}-{to.value}"
     target = output or model.with_name(name)
@@ -64,7 +64,7 @@ def push(
 
     `fscil push birds name/birds`
     """
-    from fscil import hub
+    from fscil.teachable import hub
 
     print(f"pushed to {hub.push(model, repo, private, history)}")
 
@@ -76,8 +76,8 @@ def pull(model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder
 
     `fscil pull birds name/birds`
     """
-    from fscil import hub
-    from fscil.practice import human_size, read_head
+    from fscil.commands._shared import human_size, read_head
+    from fscil.teachable import hub
 
     hub.pull(model, repo)
     head = read_head(model)

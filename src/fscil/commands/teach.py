@@ -40,9 +40,9 @@ def learn(
 
     `fscil learn birds --class heron --add more/*.jpg`
     """
+    from fscil.commands._shared import event_line, expand, notes, open_model
+    from fscil.commands._shared import read_head as read
     from fscil.errors import UserError
-    from fscil.practice import event_line, expand, notes, open_model
-    from fscil.practice import read_head as read
 
     if name is None and (len(pictures) != 1 or not pictures[0].is_dir()):
         raise UserError("give one folder with a folder per class, or pictures together with --class NAME.")
@@ -51,10 +51,10 @@ def learn(
         files, labels = expand(pictures), None
         labels = [name] * len(files)
     else:
-        from fscil.pictures import class_folders
+        from fscil.data.pictures import class_folders
 
         files, labels = class_folders(pictures[0])
-    from fscil.pictures import label_name
+    from fscil.data.pictures import label_name
 
     again = sorted({str(label_name(label)) for label in labels} & known.keys())
     if again and not add and sys.stdin.isatty():
@@ -84,7 +84,7 @@ def forget(
 
     `fscil forget birds heron`
     """
-    from fscil.practice import event_line, notes, open_model
+    from fscil.commands._shared import event_line, notes, open_model
 
     with notes():
         clf = open_model(model, weights, device)
@@ -105,9 +105,9 @@ def undo(
 
     `fscil undo birds --steps 2`
     """
+    from fscil.commands._shared import event_line
     from fscil.errors import UserError
-    from fscil.model_folder import ModelFolder
-    from fscil.practice import event_line
+    from fscil.teachable.folder import ModelFolder
 
     folder = ModelFolder(model)
     folder.read()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 from PIL import Image, ImageOps
 
-from fscil.checkpoint import atomic_path, load_tensors, save_tensors
 from fscil.errors import UserError
+from fscil.files import atomic_path, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from fscil.data.pixels import ImageStore

@@ -261,8 +261,8 @@ def glyph_images(
     """
     from safetensors.numpy import load, save
 
-    from fscil.checkpoint import atomic_write
     from fscil.data import cache_dir
+    from fscil.files import atomic_write
 
     for argument, value, choices in (("part", part, NUISANCE), ("split", split, PER_CLASS)):
         if value not in choices:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from fscil.checkpoint import FORMAT_VERSION, atomic_write, read_json
 from fscil.errors import UserError
+from fscil.files import FORMAT_VERSION, atomic_write, read_json
 
 TRAIN, TEST = "train", "test"
 

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fscil.checkpoint import write_json
 from fscil.errors import UserError, nearest
+from fscil.files import write_json
 
 Image = str | int
 Ledger = dict[int, dict[str, list[Image]]]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fscil.data.datasets import Dataset
+from fscil.data.datasets.all import Dataset
 from fscil.data.manifests import TEST, TRAIN, Manifest
 from fscil.data.pixels import ImageStore, Pixels, Transform
 from fscil.data.settings import DataConfig, with_defaults

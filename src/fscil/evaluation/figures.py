@@ -137,7 +137,7 @@ class Chart:
 
     def save(self, path: str | Path) -> list[Path]:
         """Write `path`.png, .svg, .pdf and .csv; returns the four paths."""
-        from fscil.checkpoint import atomic_write
+        from fscil.files import atomic_write
 
         written = []
         for suffix in ("png", "svg", "pdf"):

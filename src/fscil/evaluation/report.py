@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fscil import __version__
-from fscil.checkpoint import atomic_write, load_tensors, read_json
+from fscil._version import __version__
 from fscil.config import build, flatten
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
 from fscil.evaluation.metrics import task_bounds
+from fscil.files import atomic_write, load_tensors, read_json
 
 if TYPE_CHECKING:
     from fscil.data.pixels import Pixels
@@ -37,7 +37,7 @@ def write_report(folders: Sequence[str | Path], out: str | Path, title: str | No
     from jinja2 import Environment
     from markupsafe import Markup
 
-    from fscil.protocol import load_results
+    from fscil.experiments.run import load_results
 
     if not folders:
         raise UserError("name at least one run folder to report on")
@@ -348,7 +348,7 @@ class _Gallery:
 
 def _rebuild_stream(result: tables.Result) -> Stream:
     """The stream of a finished run, from data that are still there; never by a download."""
-    from fscil.data.datasets import load_dataset
+    from fscil.data.datasets.all import load_dataset
     from fscil.data.pixels import Transform
     from fscil.data.settings import DataConfig
     from fscil.data.stream import make_stream

@@ -573,7 +573,7 @@ def render(table: Table, form: str) -> str:
 
 def write_table(table: Table, path: str | Path) -> list[Path]:
     """Write `path`.csv, .md and .tex; returns the three paths."""
-    from fscil.checkpoint import atomic_write
+    from fscil.files import atomic_write
 
     written = []
     for form, suffix in _SUFFIX.items():

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.maths.margins import cosine
-from fscil.methods.adapted import AdapterMethod, AdapterOptions
-from fscil.methods.adapters import PLAIN_STAGE
+from fscil.methods.families.adapter_sets import PLAIN_STAGE
+from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.methods.training import Batch, train
 from fscil.runtime import Runtime
 

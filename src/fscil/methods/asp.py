@@ -27,7 +27,7 @@ from fscil.maths.margins import cosine
 from fscil.maths.prompting import anchor_distance, kl_to_standard_normal
 from fscil.maths.prototypes import class_means
 from fscil.methods.base import Method
-from fscil.methods.prompted import FrozenFeatures, updated_means
+from fscil.methods.families.prompts import FrozenFeatures, updated_means
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime, keyed_seed
 

@@ -16,7 +16,7 @@ from fscil.errors import UserError
 from fscil.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fscil.methods.adapters import StreamPlan
+    from fscil.methods.families.adapter_sets import StreamPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from fscil.backbones.vit import Backbone
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.maths.margins import cosine
-from fscil.methods.adapted import AdapterMethod, AdapterOptions
-from fscil.methods.adapters import StreamPlan, StreamSpec
+from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
+from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 

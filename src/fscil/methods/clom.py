@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.maths.margins import cosine, penalise
-from fscil.methods.adapted import AdapterMethod, AdapterOptions, merged_means
-from fscil.methods.adapters import PLAIN_STAGE
+from fscil.methods.families.adapter_sets import PLAIN_STAGE
+from fscil.methods.families.adapters import AdapterMethod, AdapterOptions, merged_means
 from fscil.methods.training import Batch, train
 from fscil.runtime import Runtime
 

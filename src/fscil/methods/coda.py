@@ -19,7 +19,7 @@ from fscil.backbones.prompts import as_prefix, blocks_present, draw_normal
 from fscil.backbones.vit import Backbone
 from fscil.errors import UserError
 from fscil.maths.prompting import component_weights, gram_schmidt, orthogonality
-from fscil.methods.prompted import Prompted, PromptedOptions
+from fscil.methods.families.prompts import Prompted, PromptedOptions
 from fscil.runtime import Runtime
 
 

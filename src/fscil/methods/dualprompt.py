@@ -17,7 +17,7 @@ from fscil.backbones.prompts import as_prefix, blocks_present, draw_uniform, loo
 from fscil.backbones.vit import Backbone
 from fscil.errors import UserError
 from fscil.maths.prompting import key_pull
-from fscil.methods.prompted import Prompted, PromptedOptions
+from fscil.methods.families.prompts import Prompted, PromptedOptions
 from fscil.runtime import Runtime
 
 

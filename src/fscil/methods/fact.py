@@ -22,7 +22,7 @@ from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.maths.margins import cosine
-from fscil.methods.adapted import AdapterMethod, AdapterOptions
+from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.methods.training import Batch, train
 from fscil.runtime import Runtime, keyed_seed
 

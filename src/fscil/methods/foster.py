@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.maths.distillation import distillation, effective_number_weights
-from fscil.methods.exemplars import ExemplarMethod, ExemplarOptions, fresh_linear, frozen_copy
+from fscil.methods.families.exemplars import ExemplarMethod, ExemplarOptions, fresh_linear, frozen_copy
 from fscil.methods.training import Batch, Schedule, train
 
 PRACTICALLY_INFINITE = 10**6  # images: 1 − β^n is 1 to the last bit

@@ -23,7 +23,7 @@ from fscil.data.stream import Task
 from fscil.maths.distillation import distillation
 from fscil.maths.margins import cosine
 from fscil.maths.prototypes import class_means
-from fscil.methods.exemplars import ExemplarMethod, ExemplarOptions, frozen_copy
+from fscil.methods.families.exemplars import ExemplarMethod, ExemplarOptions, frozen_copy
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 

@@ -16,7 +16,7 @@ from fscil.backbones.prompts import draw_uniform, insert_prompts, lookup, prompt
 from fscil.backbones.vit import Backbone
 from fscil.errors import UserError
 from fscil.maths.prompting import key_pull
-from fscil.methods.prompted import Prompted, PromptedOptions
+from fscil.methods.families.prompts import Prompted, PromptedOptions
 from fscil.runtime import Runtime
 
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.maths.margins import cosine
-from fscil.methods.adapted import AdapterMethod, AdapterOptions
-from fscil.methods.adapters import StreamPlan, StreamSpec
+from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
+from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.runtime import Runtime
 
 

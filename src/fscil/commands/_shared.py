@@ -1,0 +1,127 @@
+"""What the commands for people with photos share: opening models, notes, tables. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fscil.errors import UserError
+
+if TYPE_CHECKING:
+    from fscil.teachable.folder import Head
+    from fscil.teachable.model import Recognition, Teachable
+
+
+@contextlib.contextmanager
+def notes() -> Iterator[None]:
+    """Notices of the library as lines on stderr, each once."""
+    with warnings.catch_warnings():
+        from fscil.teachable.model import Notice
+
+        warnings.simplefilter("always", Notice)
+        show, said = warnings.showwarning, set()
+
+        def line(message: Any, category: type, *rest: Any, **named: Any) -> None:
+            if not issubclass(category, Notice):
+                show(message, category, *rest, **named)
+            elif str(message) not in said:
+                said.add(str(message))
+                print(f"note: {message}.", file=sys.stderr)
+
+        warnings.showwarning = line
+        yield
+
+
+def open_model(path: Path, weights: str | None = None, device: str | None = None, quiet: bool = False) -> Teachable:
+    from fscil.teachable.model import Teachable
+
+    verbose = sys.stderr.isatty() and not quiet
+    return Teachable.load(path, device=device or "auto", weights=weights, verbose=verbose)
+
+
+def read_head(path: Path) -> Head:
+    """The description of a model, without torch."""
+    from fscil.teachable.folder import ModelFolder
+
+    return ModelFolder(path).read()
+
+
+def expand(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are, folders as the pictures in them."""
+    from fscil.data.decode import SUFFIXES
+
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+            if not inside:
+                raise UserError(f'the folder "{path}" holds no pictures.')
+            files += inside
+        else:
+            files.append(path)
+    return files
+
+
+def shown_label(item: Recognition) -> str:
+    """The class, "unknown", or nothing for a picture that could not be read."""
+    return "" if item.error else "unknown" if item.unknown else str(item.label)
+
+
+def as_entry(file: Path | str, item: Recognition) -> dict[str, Any]:
+    """One answer as JSON has it."""
+    return {
+        "file": str(file),
+        "label": None if item.error else shown_label(item),
+        "confidence": round(item.confidence, 4),
+        "unknown": item.unknown,
+        "top": [{"label": label, "probability": round(value, 4)} for label, value in item.top],
+        "error": item.error,
+    }
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(data, ensure_ascii=False, indent=1))
+
+
+def columns(rows: Iterable[Sequence[Any]], right: Sequence[int] = ()) -> str:
+    """Rows as text with aligned columns; those in `right` are aligned to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = (
+        "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths)))
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def human_size(amount: int) -> str:
+    """
+    >>> human_size(271_012), human_size(3_400_000), human_size(1_500_000_000)
+    ('271 kB', '3.4 MB', '1.5 GB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if amount >= factor:
+            return f"{amount / factor:.1f} {unit}"
+    return f"{amount / 1e3:.0f} kB"
+
+
+def percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.1f} %"
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """One change in words."""
+    named = ", ".join(f"{name} ({count})" for name, count in list(event["classes"].items())[:6])
+    more = len(event["classes"]) - 6
+    text = f"{event['when']}  {event['action']}: {named}" + (f" and {more} more" if more > 0 else "")
+    figures = [f"{event['known']} classes"]
+    if event.get("held_out_accuracy") is not None:
+        figures.append(f"held-out base accuracy {percent(event['held_out_accuracy'])}")
+    if event.get("taught_rejection") is not None:
+        figures.append(f"taught pictures called unknown {percent(event['taught_rejection'])}")
+    return f"{text}  [{'; '.join(figures)}]"

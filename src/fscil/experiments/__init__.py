@@ -1,0 +1,1 @@
+"""Runs, grids of runs, tables and figures."""

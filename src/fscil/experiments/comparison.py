@@ -1,0 +1,251 @@
+"""From a grid of methods x datasets x seeds x settings to its tables and figures, and into a Markdown file.
+
+>>> grid = GridSpec(methods=("baseline", "smp"), seeds=(2023, 2024), settings=({"data.shots": 1}, {"data.shots": 5}))
+>>> len(grid.configs())
+8
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fscil import recipes, registry
+from fscil.config import RunConfig, build, flatten, resolve
+from fscil.errors import UserError
+from fscil.evaluation import paper, tables
+from fscil.experiments.grid import Job
+from fscil.files import atomic_write
+
+FIRST_SEED = 2023  # the paper's seeds are 2023, 2024, 2025
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """What is compared with what. In a YAML file these are the keys."""
+
+    methods: tuple[str, ...] = ("smp",)
+    datasets: tuple[str, ...] = ("glyphs",)
+    seeds: tuple[int, ...] = (FIRST_SEED,)
+    settings: tuple[dict[str, Any], ...] = ({},)  # variants: each runs with all methods, datasets and seeds
+    set: dict[str, Any] = field(default_factory=dict)  # for all runs
+    fast: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("methods", "datasets", "seeds", "settings"):
+            if not getattr(self, name):
+                raise UserError(f"{name} is empty; name at least one")
+        object.__setattr__(self, "methods", expand_methods(self.methods))
+
+    def configs(self, **flags: Any) -> list[RunConfig]:
+        """The configuration of every run; `flags` are those of `resolve`. Seed by seed, so that a whole table of one
+        seed is there first."""
+        return [
+            resolve(method, dataset, None, as_settings(self.set) + as_settings(variant), self.fast, seed=seed, **flags)
+            for dataset, seed, method, variant in itertools.product(
+                self.datasets, self.seeds, self.methods, self.settings
+            )
+        ]
+
+
+def read_grid(path: str | Path) -> GridSpec:
+    """A GridSpec from a YAML file; unknown keys are errors."""
+    values = recipes.read_yaml(path)
+    for key in ("methods", "datasets"):  # a single name needs no brackets
+        if isinstance(values.get(key), str):
+            values[key] = split_names(values[key])
+    if isinstance(values.get("seeds"), int):
+        values["seeds"] = list(parse_seeds(str(values["seeds"])))
+    try:
+        return build(GridSpec, values)
+    except UserError as error:
+        raise UserError(f'"{path}": {error}') from error
+
+
+def expand_methods(names: Sequence[str]) -> tuple[str, ...]:
+    """`all` is every method of the paper's main tables, in its order."""
+    expanded = [method for name in names for method in (paper.TITLES if name == "all" else [name])]
+    for name in expanded:
+        registry.method_entry(name)
+    return tuple(dict.fromkeys(expanded))
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """A number of seeds, or the seeds themselves.
+
+    >>> parse_seeds("3"), parse_seeds("7,2023"), parse_seeds("2024")
+    ((2023, 2024, 2025), (7, 2023), (2024,))
+    """
+    try:
+        numbers = tuple(int(part) for part in split_names(text))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 0 or numbers == (0,):
+        raise UserError(f'--seeds "{text}": write how many (3 means 2023, 2024, 2025) or which (2023,2024)')
+    counted = len(numbers) == 1 and "," not in text and numbers[0] < 100
+    return tuple(range(FIRST_SEED, FIRST_SEED + numbers[0])) if counted else tuple(dict.fromkeys(numbers))
+
+
+def parse_variants(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """Every combination of `--vary KEY=VALUE,VALUE`.
+
+    >>> parse_variants(["data.shots=1,5", "options.rank=4"])
+    ({'data.shots': 1, 'options.rank': 4}, {'data.shots': 5, 'options.rank': 4})
+    """
+    axes = []
+    for text in texts:
+        key, equals, listed = text.partition("=")
+        try:
+            values = yaml.safe_load(f"[{listed}]")
+        except yaml.YAMLError:
+            values = None
+        if not (key.strip() and equals and values):
+            raise UserError(f'--vary "{text}": write it as KEY=VALUE,VALUE, for example --vary data.shots=1,5,10')
+        axes.append([(key.strip(), value) for value in values])
+    return tuple(dict(combination) for combination in itertools.product(*axes))
+
+
+def as_settings(values: Mapping[str, Any]) -> list[str]:
+    """Nested or dotted settings as `--set` texts."""
+    return [f"{key}={json.dumps(value)}" for key, value in flatten(values).items()]
+
+
+# ---- results -------------------------------------------------------------------------------------------------------
+
+
+def load_cells(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
+    """The results of the cells that are finished, by name."""
+    from fscil.experiments.grid import is_done
+    from fscil.experiments.run import load_results
+
+    return {job.name: load_results(job.folder).to_dict() for job in jobs if not job.specs and is_done(job)}
+
+
+def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Results of finished runs, and a line for every folder that cannot be used."""
+    from fscil.experiments.run import load_results
+
+    results, problems = [], []
+    for folder in folders:
+        try:
+            result = load_results(folder).to_dict()
+            tables.METRICS["A_avg"].read(result), result["sessions"][0]["accuracy"], result["config"]["dataset"]
+            results.append(result)
+        except UserError as error:
+            problems.append(str(error))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            problems.append(f'"{folder / "results.json"}" is damaged: {type(error).__name__} {error}')
+    return sorted(results, key=_place), problems
+
+
+def _place(result: tables.Result) -> int:
+    """Where a run stands in tables made of folders: the paper's order, the ablations after it, SMP last."""
+    from fscil.evaluation import paper
+    from fscil.registry import METHODS
+
+    order = [name for name in (*paper.TITLES, *METHODS) if name != "smp"]
+    method = result["config"]["method"]
+    return order.index(method) if method in order else len(order)
+
+
+DETAILS = ("A_0", "A_final", "base", "new", "hacc", "fnr", "fpr", "trainable_parameters", "stored_images", "minutes")
+PARTS = ("", "-details", "-differences")  # of a dataset's tables, in the order they are shown
+
+
+def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] = ()) -> dict[str, tables.Table]:
+    """The main table, what is behind its averages, and the paired differences of every dataset, by file name."""
+    made: dict[str, tables.Table] = {}
+    for dataset in dict.fromkeys(result["config"]["dataset"] for result in results):
+        members = [result for result in results if result["config"]["dataset"] == dataset]
+        groups = tables.group_runs(members)
+        title = tables.dataset_title(dataset)
+        if len({len(result["sessions"]) for result in members}) == 1:
+            table = tables.main_table(groups)
+        else:  # tasks cannot be set side by side
+            metrics = ("A_0", "A_final", "A_avg", "base", "new", "hacc")
+            table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
+        made[dataset] = replace(table, notes=[*table.notes, *remarks, provenance(members)])
+        details = tables.metric_table(groups, DETAILS, f"Base and new classes at the last task on {title}")
+        if any(session.get("parts_from_shelf") for result in members for session in result["sessions"]):
+            shared = "Minutes leave out parts that another run had trained."
+            details = replace(details, notes=[*details.notes, shared])
+        made[f"{dataset}-details"] = details
+        if len(groups) > 1:
+            made[f"{dataset}-differences"] = tables.difference_table(groups, reference_row(groups))
+    return made
+
+
+def reference_row(groups: tables.Groups) -> str:
+    """SMP where it is compared, else the row with the best average."""
+    smp = tables.method_title("smp")
+    averages = {label: tables.over_seeds(r["summary"]["A_avg"] for r in members) for label, members in groups.items()}
+    return smp if smp in groups else max(averages, key=lambda label: averages[label].mean)
+
+
+def provenance(results: Sequence[tables.Result]) -> str:
+    """With what the numbers were computed, in one sentence."""
+
+    def listed(*path: str) -> str:
+        found = []
+        for result in results:
+            value: Any = result
+            for key in path:
+                value = value.get(key) if isinstance(value, Mapping) else None
+            found.append(value)
+        return ", ".join(dict.fromkeys(str(value) for value in found if value))
+
+    parts = [f"backbone {listed('config', 'backbone')}", f"fscil {listed('environment', 'fscil')}"]
+    device, commit = (
+        listed("environment", "device"),
+        re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}", r"\1", listed("environment", "commit")),
+    )
+    parts += [f"on {device}"] if device else []
+    parts += [f"commit {commit}"] if commit else []
+    return f"Measured with {', '.join(parts)}."
+
+
+# ---- into a document -----------------------------------------------------------------------------------------------
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- fscil:{name} -->", f"<!-- /fscil:{name} -->"
+
+
+def check_places(path: str | Path, names: Sequence[str]) -> None:
+    """Refuse early, before hours of work, a document that has no place for a table."""
+    path = Path(path)
+    if not path.exists():
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'--markdown "{path}" cannot be read: {error}') from error
+    for name in names:
+        start, end = _marks(name)
+        if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
+            raise UserError(f'--markdown "{path}" has no place for "{name}"; put the lines {start} and {end} into it')
+
+
+def splice(path: str | Path, blocks: Mapping[str, str]) -> None:
+    """Replace what stands between the marks of each block; a file that does not exist is made of the blocks."""
+    path = Path(path)
+    check_places(path, list(blocks))
+    known = (
+        path.read_text(encoding="utf-8") if path.exists() else "\n\n".join("\n".join(_marks(b)) for b in blocks) + "\n"
+    )
+    for name, block in blocks.items():
+        start, end = _marks(name)
+        before, rest = known.split(start)
+        known = f"{before}{start}\n{block.strip()}\n{end}{rest.split(end)[1]}"
+    atomic_write(path, known)

@@ -1,0 +1,1 @@
+"""What turns fixed features into a classifier; `base.py` is the contract."""

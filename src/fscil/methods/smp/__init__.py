@@ -1,0 +1,1 @@
+"""SMP and its ablations."""

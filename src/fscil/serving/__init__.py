@@ -1,0 +1,1 @@
+"""A model behind a web page or an HTTP interface."""

@@ -1,0 +1,497 @@
+"""The web page of `fscil app`, in Gradio: recognise, teach, classes, history. What it shows is drawn by `webparts`.
+
+Pictures people upload lie in a private folder until they were looked at; files that were never used go after
+`KEPT_UNUSED` seconds, and the folder itself with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+import webbrowser
+from abc import ABCMeta
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from fscil.errors import UserError
+from fscil.serving import page_parts as webparts
+from fscil.serving.listening import LOCAL_NAMES, from_elsewhere, is_local, listen
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+    from fscil.serving.host import Host
+
+DELETED_AFTER = 1.0  # seconds from a file's use to its end
+KEPT_UNUSED = 900  # seconds that an uploaded file waits to be used
+WRONG_PASSWORD = 1.0  # seconds that a wrong password costs; one is tried at a time
+FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+# Gradio has many more addresses (its API's description, a proxy, development); the page needs these.
+NEEDED = re.compile(
+    r"/|/(config|login|logout|theme\.css|favicon\.ico|manifest\.json|robots\.txt)/?|/(assets|static|svelte)/.*"
+    r"|/gradio_api/(upload|upload_progress|queue/join|queue/data|run/\w+|heartbeat/\w+|startup-events|reset|cancel|user|"
+    r"login_check|app_id|theme\.css|file=/.*)/?"
+)
+HEADERS = {
+    "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' blob:; worker-src 'self' blob:; "
+    "font-src 'self' data:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+}
+log = logging.getLogger(__name__)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+def make_page(host: Host, login: bool = False) -> gr.Blocks:
+    """The page on one model, with a way out if people log in. `make_app` adds what keeps strangers out."""
+    import gradio as gr
+    from gradio.utils import get_upload_folder
+
+    uploads = Uploads(get_upload_folder())
+    page = gr.Blocks(title=f"{host.info()['name']} – fscil", analytics_enabled=False)
+    with page:
+        head = gr.HTML()
+        with gr.Tabs() as tabs:
+            with gr.Tab("Recognise", id="recognise"):
+                with gr.Row():
+                    with gr.Column():
+                        picture = uploads.only(gr.Image)(
+                            label="Picture to recognise",
+                            sources=["upload", "webcam", "clipboard"],
+                            type="filepath",
+                            height=280,
+                            buttons=[],
+                            webcam_options=gr.WebcamOptions(
+                                mirror=False, constraints={"video": {"facingMode": {"ideal": "environment"}}}
+                            ),
+                            elem_id="picture",
+                        )
+                        gr.HTML(f"<p>{_promise(host)}</p>", elem_classes="fs-hint")
+                    with gr.Column():
+                        found = gr.HTML(webparts.placeholder("The answer appears here."), elem_id="answer")
+            with gr.Tab("Teach", id="teach"):
+                with gr.Row():
+                    with gr.Column():
+                        name = gr.Textbox(label="Name of the class", max_lines=1, max_length=200, elem_id="name")
+                        shots = uploads.only(gr.Gallery)(
+                            label="Pictures of it",
+                            file_types=["image"],
+                            type="filepath",
+                            sources=["upload", "webcam", "clipboard"],
+                            columns=4,
+                            height=280,
+                            object_fit="cover",
+                            buttons=[],
+                            interactive=True,
+                            elem_id="shots",
+                        )
+                        gr.HTML(f"<p>{_advice(host)}</p>", elem_classes="fs-hint")
+                        teach_button = gr.Button("Teach", variant="primary", elem_id="teach-button")
+                    with gr.Column():
+                        said = gr.HTML(
+                            webparts.placeholder("What you teach is known at once: try it under Recognise."),
+                            elem_id="lesson",
+                        )
+                        add_button = gr.Button("Add", visible=False, variant="primary", elem_id="add-button")
+                        try_button = gr.Button("Try it on a picture", visible=False, elem_id="try-button")
+            with gr.Tab("Classes", id="classes") as classes_tab:
+                with gr.Row():
+                    with gr.Column(scale=2):
+                        known = gr.HTML(elem_id="known")
+                    with gr.Column(scale=1, min_width=260):
+                        chosen = gr.Dropdown(label="Class to remove", choices=[], value=None, elem_id="chosen")
+                        remove_button = gr.Button("Remove this class", elem_id="remove-button")
+                        undo_button = gr.Button("Undo the last change", elem_id="undo-button")
+                        last = gr.HTML(elem_classes="fs-hint")
+                        changed = gr.HTML(elem_id="changed")
+            with gr.Tab("History", id="history") as history_tab:
+                chart = gr.HTML(elem_id="chart")
+                events = gr.HTML(elem_id="events")
+        seen = gr.State(-1)  # the revision that this browser shows
+
+    def show() -> tuple[Any, ...]:
+        """Everything that says what the model knows."""
+        revision, history, classes = host.revision, host.history, host.classes
+        undoable = len(history) > 1
+        return (
+            webparts.heading(host.info()["name"], classes, login),
+            webparts.class_table(classes),
+            gr.update(choices=[str(info["name"]) for info in classes], value=None),
+            gr.update(interactive=undoable),
+            f"<p>Last change: {webparts.escape(webparts.in_words(history[-1]))}</p>" if undoable else "",
+            webparts.history_chart(history),
+            webparts.history_table(history),
+            revision,
+        )
+
+    views = [head, known, chosen, undo_button, last, chart, events, seen]
+
+    def recognise(path: str | None) -> tuple[Any, Any]:
+        if path is None:
+            return gr.skip(), gr.skip()
+        try:
+            (decoded,) = host.decode(uploads.take([path]))
+            (answer,) = host.recognise_decoded([decoded])
+            (alike,) = host.nearest([decoded]) if answer.error is None else ([],)
+            shown = webparts.answer(answer, decoded if answer.error is None else None, alike)
+        except UserError as error:
+            shown = webparts.message(webparts.sentence(str(error)), "bad")
+        except Exception:
+            log.exception("recognising failed")
+            shown = webparts.message("Something went wrong on the server. Please try again.", "bad")
+        finally:
+            uploads.discard([path])
+        return None, shown
+
+    def lesson(add: bool, typed: str, paths: list[str] | None) -> Iterator[dict[Any, Any]]:
+        """Teaches one class, saying what is going on. Pictures stay until they were learned from."""
+        typed, paths = (typed or "").strip(), paths or []
+        hidden = {add_button: gr.update(visible=False), try_button: gr.update(visible=False)}
+
+        def say(text: str, kind: str) -> dict[Any, Any]:
+            return {**hidden, teach_button: gr.update(interactive=True), said: webparts.message(text, kind)}
+
+        if not typed:
+            yield say("Please give the class a name.", "bad")
+            return
+        if not paths:
+            yield say(f"Please add some pictures of “{typed}”; five of different scenes are a good start.", "bad")
+            return
+        has = next((info["pictures"] for info in host.classes if str(info["name"]) == _spelled(typed)), None)
+        if has is not None and not add:
+            text = f"“{typed}” is known already, from {webparts.count(has, 'picture')}. "
+            text += "Add these pictures to it, or choose another name for another class."
+            button = f"Add {webparts.count(len(paths), 'picture')} to “{typed}”"
+            yield {**say(text, "ask"), add_button: gr.update(visible=True, value=button)}
+            return
+        waiting = f"Teaching “{typed}” from {webparts.count(len(paths), 'picture')} …"
+        yield {**say(waiting, "busy"), teach_button: gr.update(interactive=False)}
+        try:
+            event = host.learn(typed, uploads.take(paths), add=add)
+        except UserError as error:
+            yield say(webparts.sentence(str(error)), "bad")
+        except Exception:
+            log.exception("teaching failed")
+            yield say("Something went wrong on the server; the model is as it was. Please try again.", "bad")
+        else:
+            uploads.discard(paths)
+            notes = " ".join(webparts.sentence(note) for note in event["notes"])
+            done = {**say(f"{webparts.in_words(event)}. {notes}", "good"), try_button: gr.update(visible=True)}
+            yield {**done, name: "", shots: None}
+
+    def remove(label: str | None) -> str:
+        if label is None:
+            return webparts.message("Please choose a class first.", "bad")
+        return _change(lambda: webparts.in_words(host.forget(label)) + ".")
+
+    def undo(revision: int) -> str:
+        if revision != host.revision:
+            return webparts.message("Somebody has changed the model meanwhile; please look again first.", "ask")
+        return _change(lambda: f"Taken back: {webparts.in_words(host.undo()['undone'][0])}.")
+
+    # The host keeps what it is asked in order. Lessons go through Gradio's queue because they report as they go on, and
+    # nothing else does: its client can lose the answer to a call that joins the queue just as another leaves it.
+    queued: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 8, "show_progress": "hidden"}
+    quiet: dict[str, Any] = {"api_visibility": "private", "queue": False}
+    lesson_views = [said, add_button, try_button, teach_button, name, shots]
+    with page:
+        picture.change(recognise, picture, [picture, found], show_progress="minimal", show_progress_on=found, **quiet)
+        for button, add in ((teach_button, False), (add_button, True)):
+            taught = button.click(partial(lesson, add), [name, shots], lesson_views, **queued)
+            taught.then(show, None, views, **quiet)
+        try_button.click(lambda: gr.Tabs(selected="recognise"), None, tabs, **quiet)
+        remove_button.click(remove, chosen, changed, **quiet).then(show, None, views, **quiet)
+        undo_button.click(undo, seen, changed, **quiet).then(show, None, views, **quiet)
+        for trigger in (page.load, classes_tab.select, history_tab.select):
+            trigger(show, None, views, show_progress="hidden", **quiet)
+    page.queue(max_size=200, api_open=False)
+    return page
+
+
+def _promise(host: Host) -> str:
+    said = "Drop a picture, paste one, or take one with the camera. It is looked at and then deleted."
+    if host.calibration["threshold"] is None:
+        said += " This model never says “unknown”: it had too few pictures to tell from which point on it should."
+    return said
+
+
+def _advice(host: Host) -> str:
+    copies = "; small copies of some are kept, as was chosen when the model was fitted"
+    return (
+        "Three to ten pictures of different scenes are best. They are deleted once learned"
+        f"{copies if host.info()['stored_pictures'] else ''}."
+    )
+
+
+def _spelled(name: str) -> str:
+    """A name as the model keeps it; one that cannot be a name stays as it is and is refused later."""
+    from fscil.data.pictures import label_name
+
+    with contextlib.suppress(UserError):
+        return str(label_name(name))
+    return name
+
+
+def _change(change: Callable[[], str]) -> str:
+    try:
+        return webparts.message(change())
+    except UserError as error:
+        return webparts.message(webparts.sentence(str(error)), "bad")
+    except Exception:
+        log.exception("changing the model failed")
+        return webparts.message("Something went wrong on the server; the model is as it was.", "bad")
+
+
+# ---- uploaded files --------------------------------------------------------------------------------------------------
+class Uploads:
+    """The folder that Gradio puts uploaded files into. What is read and deleted here is always inside it.
+
+    A browser names its files by their paths on this machine, and Gradio does not check those of a mounted page: without
+    this, anybody could have any file of the machine read, and deleted after use.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = os.path.realpath(folder)
+
+    def check(self, path: str | None) -> str:
+        """The real path of an uploaded file; anything else is refused."""
+        real = os.path.realpath(path or "")
+        if not os.path.isabs(path or "") or os.path.commonpath((self.folder, real)) != self.folder:
+            raise UserError("only uploaded files can be used.")
+        return real
+
+    def take(self, paths: Sequence[str]) -> list[bytes]:
+        try:
+            return [Path(self.check(path)).read_bytes() for path in paths]
+        except (FileNotFoundError, IsADirectoryError):
+            raise UserError("the pictures have waited too long and were deleted; please add them again.") from None
+
+    def discard(self, paths: Sequence[str]) -> None:
+        """Deletes files in a moment: the browser may be about to show them. Files of the same name added since stay."""
+
+        def delete() -> None:
+            for path, before in seen:
+                with contextlib.suppress(OSError):
+                    if os.stat(path).st_ino == before:
+                        os.unlink(path)
+
+        seen = [(path, os.stat(path).st_ino) for path in map(self.check, paths) if os.path.isfile(path)]
+        timer = threading.Timer(DELETED_AFTER, delete)
+        timer.daemon = True
+        timer.start()
+
+    def sweep(self, age: float) -> None:
+        """Deletes files and empty folders that have lain there for more than `age` seconds."""
+        for where, folders, files in os.walk(self.folder, topdown=False):  # passes over what others delete meanwhile
+            for delete, names in ((os.unlink, files), (os.rmdir, folders)):
+                for path in (os.path.join(where, name) for name in names):
+                    with contextlib.suppress(OSError):
+                        if time.time() - os.stat(path).st_mtime > age:
+                            delete(path)
+
+    def only(self, component: type) -> type:
+        """A kind of Gradio component that hands over paths of uploaded files and nothing else.
+
+        As it comes, it would open pictures itself, without our limits, copy the files, and fetch addresses on other
+        servers for whoever asks.
+        """
+        from gradio import Error
+
+        async def stay(_: Any, path: str) -> str:
+            return path
+
+        def paths(_: Any, payload: Any) -> Any:
+            try:
+                if hasattr(payload, "root"):
+                    return [self.check(getattr(item, "image", None) and item.image.path) for item in payload.root]
+                return None if payload is None else self.check(payload.path)
+            except UserError as error:
+                raise Error(webparts.sentence(str(error)), print_exception=False) from None
+
+        def plain_class(meta: type, *parts: Any) -> type:
+            return ABCMeta.__new__(meta, *parts)  # Gradio's own would write a stub beside this file
+
+        meta = type("Meta", (type(component),), {"__new__": plain_class})
+        changes = {"preprocess": paths, "async_move_resource_to_block_cache": stay, "is_template": True}
+        return meta(component.__name__, (component,), changes)
+
+
+# ---- serving ---------------------------------------------------------------------------------------------------------
+class Guard:
+    """ASGI: only the addresses the page needs, only from itself, only so much at a time; nothing from elsewhere.
+
+    `names` are the host names that a browser may have used. With a page on this machine alone that keeps out other
+    sites whose name is made to point here.
+    """
+
+    def __init__(self, app: Any, request_bytes: int, names: frozenset[str] | None = None):
+        self.app, self.request_bytes, self.names = app, request_bytes, names
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            from starlette.responses import PlainTextResponse
+
+            async def with_headers(event: Any) -> None:
+                if event["type"] == "http.response.start":
+                    event["headers"] = [*event["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+                await send(event)
+
+            refusal = self.refusal(scope)
+            answer = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0])
+            await answer(scope, receive, with_headers)
+
+    def refusal(self, scope: Any) -> tuple[int, str] | None:
+        """(status, reason) if a request is not let through."""
+        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
+        name = urlsplit(f"//{headers.get('host', '')}").hostname
+        if self.names is not None and name not in self.names:
+            return 400, "This page is for this machine only."
+        if not NEEDED.fullmatch(scope["path"]):
+            return 404, "Not found."
+        if scope["method"] in ("GET", "HEAD"):
+            return None
+        if from_elsewhere(headers.get("origin"), headers.get("host")):
+            return 403, "Requests from other sites are refused."
+        length = headers.get("content-length", "")
+        if not length.isdigit():
+            return 411, "The size is missing."
+        if int(length) > self.request_bytes:
+            return 413, f"At most {self.request_bytes // 1_000_000} MB can be sent at a time."
+        return None
+
+
+def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", password: str | None = None) -> Any:
+    """The page as an ASGI application behind its guard."""
+    import gradio as gr
+    from fastapi import FastAPI
+
+    one_at_a_time = asyncio.Lock()
+
+    async def may_enter(name: str, said: str) -> bool:
+        async with one_at_a_time:
+            same = [hmac.compare_digest(a.encode(), b.encode()) for a, b in ((name, user), (said, password or ""))]
+            if not all(same):
+                await asyncio.sleep(WRONG_PASSWORD)
+            return all(same)
+
+    theme = gr.themes.Default(
+        primary_hue=gr.themes.Color(
+            *("#e9f4fb", "#cfe7f6", "#a5d2ee", "#56b4e9", "#2a95d3", "#0072b2", "#00639b", "#005382", "#004369"),
+            *("#003350", "#00263d"),
+        ),
+        neutral_hue="zinc",
+        font=FONT,
+        font_mono=("ui-monospace", "Menlo", "Consolas", "monospace"),
+    ).set(
+        # the colours of webpage.css, which the login page does not load
+        body_background_fill="#f6f6f4",
+        body_background_fill_dark="#14171a",
+        block_background_fill="#ffffff",
+        block_background_fill_dark="#1d2125",
+        block_border_color="#dcdcda",
+        block_border_color_dark="#3a4046",
+    )
+    app = gr.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        make_page(host, login=password is not None),
+        path="/",
+        server_name=address,
+        auth=may_enter if password is not None else None,
+        auth_message=f"<p>To recognise with and teach {webparts.escape(host.info()['name'])}.</p>",
+        allowed_paths=[],
+        blocked_paths=[str(host.path.resolve()), str(Path.cwd())],
+        max_file_size=host.limits.file_bytes,
+        show_error=False,
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        theme=theme,
+        css_paths=[Path(__file__).with_name("page.css")],
+    )
+    names = LOCAL_NAMES | {address} if is_local(address) else None
+    return Guard(app, host.limits.request_bytes, names)
+
+
+@contextlib.contextmanager
+def upload_folder() -> Iterator[Path]:
+    """A private folder for everything that Gradio writes, swept while in use and gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fscil-app-", ignore_cleanup_errors=True) as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        ended = threading.Event()
+
+        def keep_swept() -> None:
+            while not ended.wait(60):
+                Uploads(folder).sweep(KEPT_UNUSED)
+
+        threading.Thread(target=keep_swept, daemon=True).start()
+        try:
+            yield Path(folder)
+        finally:
+            ended.set()
+
+
+def serve(
+    model: str | os.PathLike,
+    address: str = "127.0.0.1",
+    port: int = 7860,
+    *,
+    user: str = "fscil",
+    password: str | None = None,
+    weights: str | None = None,
+    device: str = "auto",
+    open_browser: bool = False,
+) -> None:
+    """Opens a model and shows the page until Ctrl-C. Elsewhere than on this machine, a password is asked for."""
+    if password is None and not is_local(address):
+        raise UserError(
+            f'--host "{address}" can be reached by others, so it needs a password: --password-file FILE, '
+            "or the environment variable FSCIL_PASSWORD."
+        )
+    if password is not None and len(password) < 8:
+        raise UserError("the password is too short; 8 characters are the least.")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(upload_folder())
+        try:
+            import gradio  # noqa: F401
+            import uvicorn
+        except ImportError as error:
+            raise UserError(f'the page needs Gradio ({error}): pip install "fscil[app]"') from error
+        from fscil.serving.host import Host
+
+        listening = stack.enter_context(listen(address, port))
+        app = make_app(Host(model, weights, device), address, user, password)
+        port = listening.getsockname()[1]
+        everywhere = address in ("0.0.0.0", "::")
+        reached = "127.0.0.1" if everywhere else f"[{address}]" if ":" in address else address
+        url = f"http://{reached}:{port}"
+        config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        # Pages that are open when it ends are cut off; that is no error.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # after uvicorn's own end, so that the folder goes too
+        others = f", from elsewhere at this machine's address, port {port}" if everywhere else ""
+        print(f"{Path(model).resolve().name} is at {url}{others}  (Ctrl-C ends it)", flush=True)
+        if open_browser:
+            threading.Timer(1, webbrowser.open, [url]).start()
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])

@@ -1,0 +1,1 @@
+"""A person's model: fit once, taught for months."""

@@ -1,0 +1,240 @@
+"""A saved model: a folder that holds every version of what was taught, and is never half written.
+
+    model.json                 the head: configuration, versions, and the SHA-256 of every other file; written last
+    state-0001.safetensors     tensors that are new in a version; what did not change stays in the older file
+    backbone.safetensors       the frozen weights, only if embedded
+
+A change writes its tensors beside the others and then replaces the small head in one step, so a crash or a full disk at
+any moment leaves the previous version whole. Undoing a change is a head without its last version. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fscil._version import __version__
+from fscil.errors import UserError
+from fscil.files import load_tensors, read_json, save_tensors, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEAD = "model.json"
+BACKBONE = "backbone.safetensors"
+FILE_NAME = re.compile(r"state-\d{4,9}\.safetensors|backbone\.safetensors")
+LOCK_SECONDS = 600  # how long one process waits for another to finish teaching
+
+
+@dataclass
+class Version:
+    """What the model was after one change: a JSON-able record, and its tensors in memory, on disk, or both."""
+
+    record: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # tensor -> file of the folder that holds it
+
+
+@dataclass
+class Head:
+    """What model.json says."""
+
+    config: dict[str, Any]
+    versions: list[Version]
+    files: dict[str, dict[str, Any]]  # name -> {"sha256", "bytes"}
+    revision: str  # changes with every write
+
+    @property
+    def current(self) -> Version:
+        return self.versions[-1]
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry["bytes"] for entry in self.files.values())
+
+
+class ModelFolder:
+    """Reads and writes one model folder."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path).expanduser()
+
+    def exists(self) -> bool:
+        return (self.path / HEAD).is_file()
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """One writer at a time, over threads and processes; waits for the other. May be nested."""
+        from filelock import FileLock, Timeout
+
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock", timeout=LOCK_SECONDS, is_singleton=True)
+            lock.acquire()
+        except Timeout:
+            raise UserError(f'"{self.path}" is being changed by another process; try again when it is done.') from None
+        except OSError as error:
+            raise UserError(f'cannot write "{self.path}": {error.strerror or error}') from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # ---- reading ----
+    def read(self) -> Head:
+        """The head, checked: every name and type in it, and its own hash."""
+        if not self.exists():
+            what = "is not a model folder (it has no model.json)" if self.path.exists() else "does not exist"
+            raise UserError(f'model "{self.path}" {what}; make one with: fscil fit PICTURES -o {self.path}')
+        path = self.path / HEAD
+        data = read_json(path)
+        if data.pop("sha256", None) != _digest_json(data):
+            raise UserError(f'"{path}" was altered or damaged: its SHA-256 does not match what is written in it.')
+        try:
+            versions = [
+                Version(dict(entry["record"]), files={str(k): str(v) for k, v in entry["tensors"].items()})
+                for entry in data["versions"]
+            ]
+            files = {
+                str(name): {"sha256": str(entry["sha256"]), "bytes": int(entry["bytes"])}
+                for name, entry in data["files"].items()
+            }
+            head = Head(dict(data["config"]), versions, files, str(data["revision"]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UserError(f'"{path}" is not the head of a model ({type(error).__name__}: {error}).') from error
+        named = {file for version in versions for file in version.files.values()} | set(files)
+        strange = sorted(name for name in named if not FILE_NAME.fullmatch(name) or name not in files)
+        if strange or not versions:
+            raise UserError(f'"{path}" is not the head of a model (it names {strange or "no version"}).')
+        return head
+
+    def load(self, head: Head, version: Version | None = None) -> dict[str, Tensor]:
+        """The tensors of a version (the current one by default), from memory or from files whose hash is checked."""
+        version = version or head.current
+        tensors = dict(version.tensors)
+        missing = {name: file for name, file in version.files.items() if name not in tensors}
+        for file in sorted(set(missing.values())):
+            content, _ = load_tensors(self.checked(head, file))
+            for name in [name for name, place in missing.items() if place == file]:
+                if name not in content:
+                    raise UserError(f'"{self.path / file}" lacks "{name}", which {HEAD} says is in it.')
+                tensors[name] = content[name]
+        return tensors
+
+    def open(self) -> tuple[Head, dict[str, Tensor]]:
+        """The head and the current tensors, also while another process writes."""
+        while True:
+            head = self.read()
+            try:
+                return head, self.load(head)
+            except UserError:
+                if self.read().revision == head.revision:  # else a file went away with a version just undone
+                    raise
+
+    def copies(self, head: Head, versions: Sequence[Version]) -> list[Version]:
+        """Versions as if they had never been written, all in memory; tensors that they share are held once."""
+        needed = {file for version in versions for name, file in version.files.items() if name not in version.tensors}
+        contents = {file: load_tensors(self.checked(head, file))[0] for file in needed}
+        for version in versions:
+            stored = {name: file for name, file in version.files.items() if name not in version.tensors}
+            for name, file in version.files.items():  # what is in memory already is what later versions share
+                if name not in stored:
+                    contents.setdefault(file, {})[name] = version.tensors[name]
+        return [
+            Version(v.record, {**{name: contents[file][name] for name, file in v.files.items()}, **v.tensors})
+            for v in versions
+        ]
+
+    def checked(self, head: Head, file: str) -> Path:
+        """The path of a file, after its SHA-256 was compared with the head's."""
+        path = self.path / file
+        if not path.is_file():
+            raise UserError(f'"{path}" is missing; the model cannot be opened without it. Restore it from a copy.')
+        found, wanted = _digest_file(path), head.files[file]["sha256"]
+        if found != wanted:
+            raise UserError(
+                f'"{path}" was altered or damaged: its SHA-256 is {found[:16]}…, {HEAD} says {wanted[:16]}…. '
+                "Restore it from a copy."
+            )
+        return path
+
+    # ---- writing ----
+    def write(
+        self,
+        config: Mapping[str, Any],
+        versions: Sequence[Version],
+        backbone: Mapping[str, Tensor] | None = None,
+        before: Head | None = None,
+    ) -> Head:
+        """Writes what is new in `versions`, then the head; returns it. Call it with the lock held.
+
+        `before` is the head that `versions` were read from or written to last: if the folder has changed since, nothing
+        is written. Without it the folder must not hold a model.
+        """
+        if self.exists() and before is None:
+            raise UserError(f'"{self.path}" holds a model already; choose another folder or remove it.')
+        if before is not None and self.read().revision != before.revision:
+            raise UserError(f'"{self.path}" was changed by another process since it was opened; open it again.')
+        files = dict(before.files) if before else {}
+        if backbone is not None:
+            files[BACKBONE] = self._save(BACKBONE, backbone)
+        number = 1 + max([0, *(int(path.stem[6:]) for path in self.path.glob("state-*.safetensors"))])
+        placed: list[dict[str, str]] = []  # of each version: tensor -> file
+        for version, previous in zip(versions, [None, *versions]):
+            if version.files:
+                placed.append(version.files)
+                continue
+            shared = {
+                name for name in version.tensors if previous and previous.tensors.get(name) is version.tensors[name]
+            }
+            name = f"state-{number:04d}.safetensors"
+            fresh = {key: tensor for key, tensor in version.tensors.items() if key not in shared}
+            if fresh:
+                files[name] = self._save(name, fresh)
+                number += 1
+            placed.append({key: placed[-1][key] if key in shared else name for key in version.tensors})
+        used = {file for place in placed for file in place.values()} | ({BACKBONE} & set(files))
+        files = {name: entry for name, entry in files.items() if name in used}
+        head = Head(dict(config), list(versions), files, secrets.token_hex(8))
+        self._write_head(head, placed)
+        for version, place in zip(versions, placed):
+            version.files = place
+        for stale in set(self.path.glob("state-*.safetensors")) - {self.path / name for name in files}:
+            with contextlib.suppress(OSError):
+                stale.unlink()
+        return head
+
+    def _write_head(self, head: Head, placed: Sequence[Mapping[str, str]]) -> None:
+        data = {
+            "fscil": __version__,
+            "config": head.config,
+            "versions": [{"record": v.record, "tensors": place} for v, place in zip(head.versions, placed)],
+            "files": head.files,
+            "revision": head.revision,
+        }
+        write_json(self.path / HEAD, {"sha256": _digest_json(data), **data})
+
+    def _save(self, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        path = self.path / name
+        save_tensors(path, tensors)
+        return {"sha256": _digest_file(path), "bytes": path.stat().st_size}
+
+
+def _digest_json(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _digest_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

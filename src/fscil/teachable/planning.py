@@ -1,0 +1,107 @@
+"""How a base set is learned: whether adapters are trained on it, by which method, and what is held out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fscil import registry
+from fscil.backbones.lora import LoRA
+from fscil.config import build
+from fscil.data.stream import Task
+from fscil.evaluation.openset import KnownSpace
+from fscil.methods.families.adapter_sets import Streams
+from fscil.methods.smp.method import SMP
+from fscil.runtime import Runtime
+
+TRAIN_FROM_CLASSES = 10  # a base set below either of these is not trained on:
+TRAIN_FROM_PICTURES = 20  # pictures per class on average
+TEACHING_VIEWS = 4  # augmented views per picture when a class is taught by MPCC
+FROZEN_OPTIONS = ("shrinkage", "correction", "views")  # those that mean something without training
+FROZEN_CLASSIFIERS = {
+    "closed_form": "the closed form with a strongly shrunken covariance",
+    "prototypes": "class prototypes",
+    "mpcc": "class prototypes, calibrated when a class is taught",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Method and complete options. Without training it is one of SMP's classifiers on the frozen backbone.
+
+    >>> plan = make_plan("smp", classes=60, pictures=30_000)
+    >>> plan.said(classes=60, training=27_000, held=3_000)
+    '60 classes, 30000 pictures: training smp on 27000, 3000 kept for calibration'
+    """
+
+    method: str
+    options: dict[str, Any]
+    trains: bool
+    too_small: bool  # there was not enough to train on, though nothing forbade it
+
+    def said(self, classes: int, training: int, held: int) -> str:
+        size = f"{classes} classes, {training + held} pictures"
+        if self.trains:
+            return f"{size}: training {self.method} on {training}, {held} kept for calibration"
+        classifier = FROZEN_CLASSIFIERS[self.options["calibration"]]
+        said = f"{size}: the backbone stays as it is, the classifier is {classifier}"
+        if self.too_small:
+            said += f" (training starts at {TRAIN_FROM_CLASSES} classes and {TRAIN_FROM_PICTURES} pictures per class)"
+        return said
+
+
+def make_plan(
+    method: str,
+    classes: int,
+    pictures: int,
+    train: str = "auto",
+    calibration: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    on_gpu: bool = False,
+) -> Plan:
+    """What to do with a base set of this size; the other arguments are those of `fscil.FewShotClassifier`."""
+    small = classes < TRAIN_FROM_CLASSES or pictures / classes < TRAIN_FROM_PICTURES
+    trains = train == "always" or (train == "auto" and not small)
+    name = method if trains else "smp" if calibration == "mpcc" else "closed_form"
+    entry, cls, chosen = registry.method_entry(name), registry.method_class(name), dict(options or {})
+    if not trains:
+        chosen = {key: value for key, value in chosen.items() if key in FROZEN_OPTIONS}
+        chosen = {"views": TEACHING_VIEWS, "second_centre": "off", **chosen}  # no trained rows to be centres
+        if calibration != "auto":
+            chosen["calibration"] = calibration
+        elif pictures < 2 * classes:  # next to no spread within classes to be seen
+            chosen["calibration"] = "prototypes"
+    elif name == "smp":
+        usual = "mpcc" if on_gpu else "closed_form"
+        chosen = {"calibration": usual if calibration == "auto" else calibration, "views": TEACHING_VIEWS, **chosen}
+    complete = asdict(build(cls.Options, {**entry.options, **chosen}, "options."))
+    return Plan(name, complete, trains, too_small=small and train == "auto")
+
+
+def choose_held_out(labels: Tensor, share: float, runtime: Runtime) -> Tensor:
+    """Marks (n,) a stratified share of the pictures; every class keeps at least half of its own."""
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in torch.unique(labels).tolist():
+        own = (labels == label).nonzero().squeeze(1)
+        order = torch.randperm(len(own), generator=runtime.generator("held out", label))
+        held[own[order[: min(round(share * len(own)), len(own) // 2)]]] = True
+    return held
+
+
+def fit_frozen(method: SMP, task: Task, choose_shrinkage: bool) -> None:
+    """No adapters: statistics of the plain backbone's features alone, and from them the closed form's shrinkage."""
+    backbone, place = method.backbone, dict(device=method.runtime.device)
+    empty = LoRA(
+        torch.zeros(backbone.depth, 1, 2, 0, backbone.dim, **place),
+        torch.zeros(backbone.depth, 1, 2, backbone.dim, 0, **place),
+    )
+    if choose_shrinkage and method.options.calibration == "closed_form":
+        features = method.features(task.images)
+        known = KnownSpace.of(features, task.labels.to(features.device), len(task.classes))
+        method.options = replace(method.options, shrinkage=known.shrinkage)
+    rows = torch.zeros(1, len(task.classes), backbone.dim, **place)
+    method.adopt(Streams(empty.requires_grad_(False), rows, torch.ones(1, **place)), task)

@@ -1,0 +1,330 @@
+"""The commands for people with photos, from the first folder to the hub, and what they say to bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fscil.cli import app, main
+from fscil.errors import UserError
+from fscil.teachable import hub
+from fscil.teachable.folder import ModelFolder
+from made_up_pictures import BACKBONE, weights_file, write_folders
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return weights_file(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    root = tmp_path_factory.mktemp("photos")
+    write_folders(root / "base", range(4), 6)
+    write_folders(root / "new", [10, 11], 5)
+    write_folders(root / "test", [*range(4), 10, 11, 30, 31, 32], 4, seed=1)
+    write_folders(root / "more", [10], 3, seed=2)
+    return root
+
+
+def run(*arguments) -> int:
+    """The exit status of a command run in this process."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return stop.value.code or 0
+
+
+def say(capsys, *arguments) -> str:
+    assert run(*arguments) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def original(weights, photos, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "birds"
+    assert run("fit", photos / "base", "-o", path, "--backbone", BACKBONE, "--weights", weights, "--embed", "-q") == 0
+    return path
+
+
+@pytest.fixture
+def model(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "birds")
+
+
+def test_from_photos_to_answers(model, photos, capsys):
+    assert "learn: class 10 (5), class 11 (5)" in say(capsys, "learn", model, photos / "new")
+    said = say(capsys, "predict", model, photos / "test" / "class 10", photos / "test" / "class 0" / "000.png")
+    assert len(said.splitlines()) == 5 and "class 10" in said and "%" in said
+
+    entries = json.loads(say(capsys, "predict", model, photos / "test", "--json", "--top", "2"))
+    right = [entry["label"] == Path(entry["file"]).parent.name for entry in entries[: 6 * 4]]
+    assert len(entries) == 36 and all(len(entry["top"]) == 2 for entry in entries)
+    strangers = [entry for entry in entries if Path(entry["file"]).parent.name in ("class 30", "class 31", "class 32")]
+    assert sum(right) > 16 and sum(entry["label"] == "unknown" for entry in strangers) > 6
+
+    rows = list(csv.DictReader(io.StringIO(say(capsys, "predict", model, photos / "test", "--csv"))))
+    assert [row["label"] for row in rows] == [entry["label"] for entry in entries]
+
+    result = json.loads(say(capsys, "evaluate", model, photos / "test", "--json"))
+    assert result["accuracy"] > 0.9 and result["taught_accuracy"] > 0.9 and result["auroc"] > 0.8
+    known = [entry for entry in entries if entry not in strangers]
+    assert result["known_rejected"] == pytest.approx(sum(entry["unknown"] for entry in known) / len(known))
+    table = say(capsys, "evaluate", model, photos / "test")
+    assert "pictures of taught classes called unknown" in table and "AUROC" in table
+
+
+def test_classes_info_forget_and_undo(model, photos, capsys):
+    say(capsys, "learn", model, "--class", "kolibri", photos / "new" / "class 10")
+    assert "kolibri" in say(capsys, "classes", model)
+    listed = json.loads(say(capsys, "classes", model, "--json"))
+    assert [(entry["name"], entry["pictures"], entry["base"]) for entry in listed][-1] == ("kolibri", 5, False)
+
+    say(capsys, "forget", model, "class 2")
+    assert "class 2" not in say(capsys, "classes", model)
+    said = say(capsys, "info", model)
+    assert "embedded" in said and "forget: class 2 (6)" in said and "learn: kolibri (5)" in said
+    assert json.loads(say(capsys, "info", model, "--json"))["history"][-1]["action"] == "forget"
+
+    assert "undone: " in say(capsys, "undo", model)
+    assert "class 2" in say(capsys, "classes", model)
+    say(capsys, "undo", model)
+    assert "kolibri" not in say(capsys, "classes", model)
+    assert run("undo", model) == 2
+    assert "0 were made" in capsys.readouterr().err
+
+
+def test_forgetting_for_good_leaves_no_trace(model, photos, capsys):
+    say(capsys, "learn", model, photos / "new")
+    say(capsys, "forget", model, "class 10", "--for-good")
+    assert "class 10" not in (model / "model.json").read_text()
+    assert run("undo", model) == 2
+
+
+def test_a_known_class_wants_add(model, photos, capsys):
+    say(capsys, "learn", model, photos / "new")
+    assert run("learn", model, photos / "more") == 2
+    assert '"class 10" is known already, from 5 pictures' in capsys.readouterr().err
+    assert "learn: class 10 (3)" in say(capsys, "learn", model, photos / "more", "--add")
+    assert json.loads(say(capsys, "classes", model, "--json"))[4]["pictures"] == 8
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["predict", "nowhere", "x.png"], "does not exist"),
+        (["predict", "MODEL", "EMPTY"], "holds no pictures"),
+        (["predict", "MODEL", "x.png", "--json", "--csv"], "exclude each other"),
+        (["learn", "MODEL", "EMPTY"], "holds no class folders"),
+        (["learn", "MODEL", "x.png"], "--class NAME"),
+        (["learn", "MODEL", "--class", "heron", "x.png"], "x.png .no such file"),
+        (["learn", "MODEL", "--class", " ", "x.png"], "cannot be a class name"),
+        (["learn", "MODEL", "--class", "heron", "EMPTY"], "holds no pictures"),
+        (["learn", "MODEL", "HOLLOW"], "HOLLOW/nothing. holds no pictures"),
+        (["learn", "MODEL", "HOLLOW/nothing", "--class", "heron"], "holds no pictures"),
+        (["fit", "HOLLOW", "-o", "other", "--backbone", BACKBONE], "HOLLOW/nothing. holds no pictures"),
+        (["learn", "MODEL", "FAKE"], "FAKE/heron/a.jpg .not a picture"),
+        (["forget", "MODEL", "clas 1"], 'Did you mean "class 1"'),
+        (["fit", "PHOTOS", "-o", "MODEL"], "holds a model already"),
+        (["fit", "PHOTOS", "-o", "other", "--backbone", "glyph_vit_x"], 'Did you mean "glyph_vit_'),
+        (["fit", "PHOTOS", "-o", "other", "--set", "epochs=3"], "only options.NAME"),
+        (["evaluate", "MODEL", "EMPTY"], "holds no class folders"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_two(original, photos, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY").mkdir()
+    for name in ("HOLLOW/nothing/notes.txt", "FAKE/heron/a.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("no picture")
+    places = {"MODEL": original, "PHOTOS": photos / "base"}
+    assert run(*(places.get(argument, argument) for argument in arguments)) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and said.out == ""
+    assert re.search(message, said.err), said.err
+
+
+def test_unreadable_pictures_do_not_stop_the_others(model, photos, tmp_path, capsys):
+    (tmp_path / "broken.jpg").write_bytes(b"nonsense")
+    assert run("predict", model, tmp_path / "broken.jpg", photos / "test" / "class 1") == 1
+    said = capsys.readouterr()
+    assert "broken.jpg: not a picture" in said.err and said.out.count("class 1") >= 4
+
+
+def test_small_starts_and_repeats_are_noted(weights, photos, tmp_path, capsys):
+    folder = shutil.copytree(photos / "base", tmp_path / "base")
+    shutil.copy(folder / "class 0" / "000.png", folder / "class 0" / "again.png")
+    assert run("fit", folder, "-o", tmp_path / "m", "--backbone", BACKBONE, "--weights", weights, "-q") == 0
+    said = capsys.readouterr().err
+    assert "note: 1 of 25 pictures repeat" in said and "backbone stays as it is" in said
+
+
+def test_one_picture_twice_is_one_and_noted(model, photos, capsys):
+    picture = photos / "new" / "class 10" / "000.png"
+    assert run("learn", model, "-q", "--class", "kolibri", picture, picture) == 0
+    said = capsys.readouterr()
+    assert "note: 1 of 2 pictures repeat" in said.err and "learned from one picture" in said.err
+    assert "learn: kolibri (1)" in said.out
+    assert run("learn", model, "--class", "kolibri", "--add", picture) == 2
+    assert "known already; there is nothing to learn" in capsys.readouterr().err
+
+
+def test_odd_pictures_and_names_from_the_command_line(model, photos, tmp_path, capsys):
+    """CMYK, 16 bits, an animation, a turned camera and 50 megapixels, in a folder named as macOS spells it."""
+    first, *others = [Image.open(path) for path in sorted((photos / "new" / "class 10").glob("*.png"))]
+    folder = tmp_path / "odd" / "e\u0301toile \U0001f31f"
+    folder.mkdir(parents=True)
+    first.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
+    Image.fromarray(np.asarray(others[0].convert("L")).astype(np.uint16) * 257).save(folder / "deep.png")
+    others[1].save(folder / "moving.gif", save_all=True, append_images=[first])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    others[2].transpose(Image.Transpose.ROTATE_90).save(folder / "turned.jpg", exif=exif, quality=95)
+    others[3].resize((7072, 7072), Image.Resampling.NEAREST).save(folder / "large.jpg")
+    (folder / "notes.txt").write_text("no picture by its name: passed over")
+    assert "learn: \u00e9toile \U0001f31f (5)" in say(capsys, "learn", model, tmp_path / "odd")
+    assert "\u00e9toile \U0001f31f" in say(capsys, "predict", model, folder / "large.jpg", folder / "turned.jpg")
+    say(capsys, "forget", model, "\u00e9toile \U0001f31f")
+    assert "toile" not in say(capsys, "classes", model)
+
+
+def test_damaged_and_newer_models_are_refused_in_one_line(model, photos, capsys):
+    picture = photos / "test" / "class 1" / "004.png"
+    head, state = model / "model.json", next(model.glob("state-*.safetensors"))
+    whole, bytes_ = head.read_text(), state.read_bytes()
+
+    def refused(message):
+        assert run("predict", model, picture) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and re.search(message, said), said
+
+    state.write_bytes(bytes_ + b"x")
+    refused(f"{state.name}. was altered or damaged: its SHA-256")
+    state.unlink()
+    refused(f"{state.name}. is missing")
+    state.write_bytes(bytes_)
+    head.write_text(whole.replace("class 1", "class one"))
+    refused("model.json. was altered")
+    head.write_text(whole.replace('"format_version": 1', '"format_version": 99'))
+    refused("format version 99.*Upgrade fscil")
+    head.write_text(whole)
+    assert "class 1" in say(capsys, "predict", model, picture)
+
+
+def test_every_command_is_in_the_index_of_pages():
+    pages = Path(__file__).parents[2] / "docs" / "commands"
+    linked = dict(re.findall(r"\[`fscil (\w+)[^\]]*\]\((\w+\.md)", (pages / "README.md").read_text()))
+    assert linked.keys() == {command.name for command in app.registered_commands}
+    for name, page in linked.items():
+        assert f"# fscil {name}" in (pages / page).read_text()
+
+
+def test_export_to_timm(model, tmp_path, capsys):
+    assert "birds-timm" in say(capsys, "export", model, "--to", "timm")
+    assert {file.name for file in (tmp_path / "birds-timm").iterdir()} == {
+        "model.safetensors",
+        "config.json",
+        "fscil.json",
+    }
+
+
+# ---- the hub, against a client that keeps repositories in a folder ----
+
+
+class LocalHub:
+    """The few calls of huggingface_hub.HfApi that fscil makes, with folders for repositories."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.commits = 0
+
+    def create_repo(self, repo, private=False, exist_ok=False):
+        (self.root / repo).mkdir(parents=True, exist_ok=exist_ok)
+        return f"https://hub.local/{repo}"
+
+    def list_repo_files(self, repo):
+        return [path.name for path in (self.root / repo).iterdir()]
+
+    def create_commit(self, repo, operations, commit_message):
+        self.commits += 1
+        for operation in operations:
+            path = self.root / repo / operation.path_in_repo
+            if hasattr(operation, "path_or_fileobj"):
+                content = operation.path_or_fileobj
+                path.write_bytes(content if isinstance(content, bytes) else Path(content).read_bytes())
+            else:
+                path.unlink()
+
+    def snapshot_download(self, repo, local_dir, allow_patterns):
+        assert allow_patterns == ["model.json", "*.safetensors"]
+        for path in (self.root / repo).iterdir():
+            if path.suffix in (".json", ".safetensors"):
+                Path(local_dir).mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, local_dir)
+
+
+def test_push_and_pull(model, photos, tmp_path, monkeypatch, capsys):
+    client = LocalHub(tmp_path / "hub")
+    monkeypatch.setattr(hub, "_client", lambda: client)
+    say(capsys, "learn", model, photos / "new")
+    say(capsys, "forget", model, "class 11")
+    assert "https://hub.local/me/birds" in say(capsys, "push", model, "me/birds")
+    assert client.commits == 1  # everything at once
+    card = (tmp_path / "hub" / "me" / "birds" / "README.md").read_text()
+    assert "| class 10 | 5 | taught |" in card and "fscil pull birds me/birds" in card
+    uploaded = "".join(path.read_text() for path in (tmp_path / "hub" / "me" / "birds").glob("*.json"))
+    assert "class 11" not in uploaded and str(tmp_path) not in uploaded  # neither what was forgotten nor local paths
+
+    assert "5 classes" in say(capsys, "pull", tmp_path / "mine", "me/birds")
+    first, second = (say(capsys, "predict", place, photos / "test", "--json") for place in (model, tmp_path / "mine"))
+    assert first == second
+    say(capsys, "learn", tmp_path / "mine", "--class", "class 11", photos / "new" / "class 11")
+    assert run("pull", tmp_path / "mine", "me/birds") == 2
+
+    say(capsys, "push", tmp_path / "mine", "me/birds", "--history")
+    kept = ModelFolder(tmp_path / "hub" / "me" / "birds").read()
+    assert [version.record["event"]["action"] for version in kept.versions] == ["push", "learn"]
+
+
+def test_a_damaged_download_is_refused_and_leaves_nothing(model, tmp_path, monkeypatch):
+    client = LocalHub(tmp_path / "hub")
+    hub.push(model, "me/birds", client=client)
+    state = next((tmp_path / "hub" / "me" / "birds").glob("state-*"))
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    with pytest.raises(UserError, match=f"{state.name}.*altered"):
+        hub.pull(tmp_path / "mine", "me/birds", client=client)
+    assert not (tmp_path / "mine").exists() and not list(tmp_path.glob(".mine*"))
+    (tmp_path / "hub" / "me" / "other").mkdir()
+    with pytest.raises(UserError, match="holds no model"):
+        hub.pull(tmp_path / "mine", "me/other", client=client)
+
+
+def test_an_unreachable_hub_is_explained(model, tmp_path):
+    class Offline(LocalHub):
+        def create_repo(self, *_, **__):
+            raise OSError("no route to host")
+
+    with pytest.raises(UserError, match='cannot push to "me/birds".*no route to host.*logged in'):
+        hub.push(model, "me/birds", client=Offline(tmp_path))
+
+
+@pytest.mark.slow
+def test_looking_at_a_model_needs_no_torch(original):
+    code = (
+        "import sys; from fscil.cli import app, main\n"
+        f"try: main(['info', {str(original)!r}])\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

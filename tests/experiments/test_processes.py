@@ -1,0 +1,52 @@
+"""One run over two processes gives what one process gives."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fscil.files import load_tensors, read_json
+
+COMMAND = ["run", "--limit", "6", "--device", "cpu", "--quiet", "--precision", "fp32", "--set", "options.views=2"]
+COMMAND += ["--set", "data.base=6", "--set", "data.way=2", "--set", "data.tasks=2", "--set", "options.epochs=2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fisher", ["batch", "sample"])
+def test_two_processes_through_accelerate_equal_one(tmp_path, fisher):
+    arguments = [*COMMAND, "--set", f"options.fisher={fisher}", "--set", "options.batch_size=7"]
+    arguments += ["--set", "options.covariance_form=full"]  # a low-rank basis is unique up to signs only
+    launchers = {
+        "one": [sys.executable, "-m", "fscil"],
+        "two": [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_processes",
+            "2",
+            "-m",
+            "fscil",
+        ],
+    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name, launcher in launchers.items():
+        done = subprocess.run(
+            [*launcher, *arguments, "-o", str(tmp_path / name)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    states = {name: load_tensors(tmp_path / name / "checkpoints" / "session_2.safetensors")[0] for name in launchers}
+    assert states["one"].keys() == states["two"].keys()
+    for key, expected in states["one"].items():
+        torch.testing.assert_close(
+            states["two"][key], expected, rtol=1e-3, atol=1e-4, msg=lambda m, key=key: f"{key}: {m}"
+        )
+    results = {name: read_json(tmp_path / name / "results.json") for name in launchers}
+    assert results["two"]["environment"]["processes"] == 2
+    assert results["one"]["summary"]["accuracies"] == pytest.approx(results["two"]["summary"]["accuracies"], abs=2.0)

@@ -1,0 +1,75 @@
+"""A real Ray cluster on this machine: a worker is killed in the middle of a cell, and the table is the same."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from fscil.errors import UserError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def weights_in(folder):
+    from safetensors.torch import save_file
+    from timm.models.vision_transformer import VisionTransformer
+
+    from fscil.backbones.vit import GLYPH_VITS
+
+    torch.manual_seed(0)
+    save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), folder / "w.safetensors")
+
+
+def compare(folder, *more):
+    command = [sys.executable, "-m", "fscil", "compare", "--methods", "smp,coda", "--weights", "w.safetensors"]
+    for setting in ("data.base=10", "data.way=2", "data.tasks=2", "options.epochs=8"):
+        command += ["--set", setting]
+    command += ["--limit", "20", "--device", "cpu", *more]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the_same(tmp_path):
+    pytest.importorskip("ray")
+    from fscil.experiments.grid import owner_of
+
+    weights_in(tmp_path)
+    local = compare(tmp_path, "-o", "local")
+    assert local.wait(600) == 0, local.stderr.read()
+
+    cluster = compare(tmp_path, "-o", "ray", "--engine", "ray", "--cpus", "1")
+    killed = None
+    deadline = time.time() + 600
+    while killed is None:
+        assert cluster.poll() is None and time.time() < deadline, cluster.stderr.read()
+        # in the middle of the base task: an epoch is kept, and the cell is still claimed
+        kept = list((tmp_path / "ray").glob("cells/*-smp-*/checkpoints/task_0_*.safetensors"))
+        owner = owner_of(tmp_path / "ray" / "claims" / f"{kept[0].parent.parent.name}.json") if kept else None
+        if owner:
+            os.kill(owner["pid"], signal.SIGKILL)
+            killed = owner["pid"], kept[0].parent.parent.name
+        time.sleep(0.02)
+    out, err = cluster.communicate(timeout=600)
+    assert cluster.returncode == 0, err
+
+    tables = [(tmp_path / engine / "compare" / "glyphs.csv").read_text() for engine in ("local", "ray")]
+    assert tables[0] == tables[1]
+    log = (tmp_path / "ray" / "logs" / f"{killed[1]}.log").read_text()
+    first, second = log.split("---- ")[1:]
+    assert f"process {killed[0]} " in first and f"process {killed[0]} " not in second
+    assert "continuing from the checkpoints" in second and "going on after epoch" in second
+    assert second.count("session 2/2") == 1 and "session" not in first
+
+
+def test_a_cluster_that_cannot_do_it_is_one_line(tmp_path):
+    ray = pytest.importorskip("ray")
+    from fscil.experiments.engines import Resources, make_engine
+
+    try:
+        with pytest.raises(UserError, match="asks for 64 GPU"):
+            make_engine("ray", resources=Resources(gpus=64))
+    finally:
+        ray.shutdown()

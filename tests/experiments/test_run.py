@@ -1,0 +1,413 @@
+"""A whole run on a tiny ViT: the folder, resuming at every point, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from fscil import registry
+from fscil.backbones.vit import Backbone
+from fscil.config import RunConfig, TransformConfig, complete
+from fscil.data.pixels import ImageStore, Pixels, Transform
+from fscil.data.stream import Stream, Task
+from fscil.errors import UserError
+from fscil.experiments import run as protocol
+from fscil.files import load_tensors, read_json
+from fscil.methods.base import Method
+
+BASE, WAY, TASKS = 4, 2, 2
+
+
+class Stop(Exception):
+    """Stands for whatever ends a process in the middle."""
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    epochs: int = 3
+    lr: float = 0.1
+
+
+class Probe(Method):
+    """A linear map on frozen features, trained by plain gradient steps; classes are prototypes in its space."""
+
+    Options = ProbeOptions
+    features_fixed = True
+    stop_at: tuple[int, int] | None = None  # (task, epoch) after which to fail
+    feature_calls: list[int] = []
+
+    def __init__(self, backbone, options, runtime):
+        super().__init__(backbone, options, runtime)
+        self.map = nn.Parameter(torch.eye(backbone.dim))
+        self.register_buffer("rows", torch.zeros(0, backbone.dim))
+
+    def raw(self, images):
+        return self.extract(images, self.backbone)
+
+    def features(self, images):
+        type(self).feature_calls.append(len(images))
+        return (self.raw(images) @ self.map.T).detach()
+
+    def logits_from(self, features):
+        return nn.functional.normalize(features, dim=1) @ nn.functional.normalize(self.rows, dim=1).T
+
+    def fit_base(self, task):
+        head = torch.zeros(len(task.classes), self.backbone.dim)
+        kept = self.runtime.keeper.load("map")
+        first = 0
+        if kept is not None:
+            self.map.data, head, first = kept["map"], kept["head"], int(kept["epoch"])
+        for epoch in range(first, self.options.epochs):
+            order = torch.randperm(len(task.images), generator=self.runtime.generator("order", epoch))
+            x, y = self.backbone(task.images.augmented(order, epoch)), task.labels[order]
+            head.requires_grad_(True)
+            loss = nn.functional.cross_entropy(x @ self.map.T @ head.T, y)
+            gradients = torch.autograd.grad(loss, [self.map, head])
+            self.map.data -= self.options.lr * gradients[0]
+            head = (head - self.options.lr * gradients[1]).detach()
+            self.runtime.keeper.save("map", {"map": self.map.data, "head": head, "epoch": torch.tensor(epoch + 1)})
+            if self.stop_at == (0, epoch):
+                raise Stop
+        self.learn(task)
+
+    def learn(self, task):
+        features = (self.raw(task.images) @ self.map.T).detach()
+        self.rows = torch.cat([self.rows, torch.stack([features[task.labels == c].mean(0) for c in task.classes])])
+        self.count_classes(task)
+        self._diagnostics = {"norm": float(self.rows.norm()), "loss": float("nan")}
+        if task.index > 0 and self.stop_at == (task.index, 0):
+            raise Stop
+
+
+class Thawed(Probe):
+    """The same without the promise of fixed features."""
+
+    features_fixed = False
+
+    def logits(self, images):
+        return self.logits_from((self.raw(images) @ self.map.T).detach())
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    for name, cls in (("probe", "Probe"), ("thawed", "Thawed")):
+        monkeypatch.setitem(registry.METHODS, name, registry.MethodEntry(f"{__name__}:{cls}", name, "for tests"))
+    monkeypatch.setattr(Probe, "stop_at", None)
+    monkeypatch.setattr(Probe, "feature_calls", [])
+
+
+def tiny_backbone():
+    torch.manual_seed(0)
+    return Backbone(
+        VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0), "tiny"
+    )
+
+
+def tiny_stream(seed=0):
+    """Classes are colours under noise: 6 training and 4 test images of each base class, 2 shots of each new one."""
+    rng = np.random.default_rng(seed)
+    colours = np.random.default_rng(1).integers(40, 215, (BASE + WAY * TASKS, 3))
+
+    def pixels(labels):
+        images = colours[labels][:, None, None] + rng.normal(0, 25, (len(labels), 16, 16, 3))
+        store = ImageStore.from_array(images.clip(0, 255).astype(np.uint8))
+        return Pixels(store, Transform(16, (0.5, 1.0), resize=16), seed)
+
+    def task(index, classes, each):
+        labels = np.repeat(classes, each)
+        return Task(index, tuple(int(c) for c in classes), pixels(labels), torch.from_numpy(labels))
+
+    starts = [BASE + WAY * t for t in range(TASKS)]
+    tasks = [task(0, np.arange(BASE), 6), *(task(t + 1, np.arange(s, s + WAY), 2) for t, s in enumerate(starts))]
+    test_labels = np.repeat(np.arange(BASE + WAY * TASKS), 4)
+    shots = {t: {str(c): [0, 1] for c in tasks[t].classes} for t in range(1, TASKS + 1)}
+    names = [f"class {c}" for c in range(BASE + WAY * TASKS)]
+    return Stream(
+        "tiny", names, tasks, pixels(test_labels), torch.from_numpy(test_labels), BASE, WAY, f"hash{seed}", shots
+    )
+
+
+def tiny_config(method="probe", **options) -> RunConfig:
+    config = complete({"method": method, "dataset": "glyphs", "backbone": "tiny", "options": options})
+    return replace(config, transform=TransformConfig(size=16, resize=16))
+
+
+def run(folder, config=None, stream=None, **rest):
+    config = config or tiny_config()
+    return protocol.run(config, folder, stream=stream or tiny_stream(), backbone=tiny_backbone(), **rest)
+
+
+def numbers(results):
+    """What must not depend on interruptions: everything but time and memory."""
+    costs = ("seconds", "learning_seconds", "evaluation_seconds", "peak_memory")
+    return [{k: v for k, v in session.items() if k not in costs} for session in results.sessions], results.confusion
+
+
+def state(folder):
+    return load_tensors(folder / "checkpoints" / f"session_{TASKS}.safetensors")[0]
+
+
+def test_a_run_leaves_a_complete_folder(tmp_path):
+    folder = tmp_path / "run"
+    results = run(folder)
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        *("config.yaml", "split.json", "shots.json", "metrics.jsonl", "results.json", "accuracy.png"),
+        *(f"predictions/session_{t}.safetensors" for t in range(TASKS + 1)),
+        *("checkpoints/session_0.safetensors", f"checkpoints/session_{TASKS}.safetensors"),
+    }
+    assert read_json(folder / "results.json") == results.to_dict()
+    assert protocol.load_results(folder) == results
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines == results.sessions and [line["seen"] for line in lines] == [4, 6, 8]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["options"] == {"epochs": 3, "lr": 0.1} and config["transform"]["size"] == 16
+    assert read_json(folder / "split.json")["split_hash"] == "hash0"
+    assert read_json(folder / "shots.json")["tasks"] == {
+        "1": {"4": [0, 1], "5": [0, 1]},
+        "2": {"6": [0, 1], "7": [0, 1]},
+    }
+    assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert results.environment["backbone"]["hash"] == tiny_backbone().hash
+    assert results.sessions[0]["diagnostics"]["loss"] is None  # not a number has no place in JSON
+
+
+def test_the_stored_predictions_give_the_stored_accuracy(tmp_path):
+    results = run(tmp_path / "run")
+    labels = tiny_stream().test_labels
+    for session in results.sessions:
+        tensors, _ = load_tensors(tmp_path / "run" / "predictions" / f"session_{session['session']}.safetensors")
+        assert torch.equal(labels[tensors["images"].long()], tensors["labels"].long())
+        hits = (tensors["labels"] == tensors["top"][:, 0]).double().mean()
+        assert session["accuracy"] == pytest.approx(100 * float(hits), abs=1e-9)
+        assert tensors["top"].shape == (session["seen"] * 4, min(5, session["seen"]))
+        assert tensors["labels"].max() == session["seen"] - 1
+    assert np.sum(results.confusion) == len(labels)
+    assert results.summary["A_final"] > 100 / (BASE + WAY * TASKS)  # better than guessing
+
+
+def test_fixed_features_are_computed_once_and_change_nothing(tmp_path):
+    fixed = run(tmp_path / "fixed")
+    assert Probe.feature_calls == [len(tiny_stream().test)]
+    thawed = run(tmp_path / "thawed", tiny_config("thawed"))
+    assert Probe.feature_calls == [len(tiny_stream().test)]
+    assert numbers(fixed) == numbers(thawed)
+
+
+@pytest.mark.parametrize("stop_at", [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, stop_at):
+    whole = run(tmp_path / "whole")
+    monkeypatch.setattr(Probe, "stop_at", stop_at)
+    with pytest.raises(Stop):
+        run(tmp_path / "parts")
+    monkeypatch.setattr(Probe, "stop_at", None)
+    torch.manual_seed(99)  # nothing may hang on the global generator
+    parts = run(tmp_path / "parts", resume=True)
+    assert numbers(parts) == numbers(whole)
+    one, other = state(tmp_path / "whole"), state(tmp_path / "parts")
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert not list((tmp_path / "parts" / "checkpoints").glob("task_*"))
+
+
+def test_resuming_after_a_crash_between_metrics_and_checkpoint(tmp_path, monkeypatch):
+    """The line of a session may be on disk when its checkpoint is not: the session is then done again, once."""
+    whole = run(tmp_path / "whole")
+    real = protocol.save_tensors
+
+    def fail(path, *rest):
+        if path.name == "session_1.safetensors" and path.parent.name == "checkpoints":
+            raise Stop
+        real(path, *rest)
+
+    monkeypatch.setattr(protocol, "save_tensors", fail)
+    with pytest.raises(Stop):
+        run(tmp_path / "parts")
+    assert len((tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()) == 2
+    monkeypatch.setattr(protocol, "save_tensors", real)
+    assert numbers(run(tmp_path / "parts", resume=True)) == numbers(whole)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_one_does_not(tmp_path):
+    first, again = run(tmp_path / "a"), run(tmp_path / "b")
+    other = run(tmp_path / "c", replace(tiny_config(), seed=7))
+    assert numbers(first) == numbers(again)
+    assert not torch.equal(state(tmp_path / "a")["map"], state(tmp_path / "c")["map"])
+    assert other.config["seed"] == 7
+
+
+def test_all_checkpoints_stay_when_asked_for(tmp_path):
+    config = tiny_config()
+    run(tmp_path / "run", replace(config, runtime=replace(config.runtime, keep="all")))
+    assert len(list((tmp_path / "run" / "checkpoints").glob("session_*"))) == TASKS + 1
+
+
+def stopped(folder, monkeypatch, at=(1, 0)):
+    monkeypatch.setattr(Probe, "stop_at", at)
+    with pytest.raises(Stop):
+        run(folder)
+    monkeypatch.setattr(Probe, "stop_at", None)
+
+
+def test_a_finished_run_is_not_resumed(tmp_path):
+    run(tmp_path / "run")
+    with pytest.raises(UserError, match="finished"):
+        run(tmp_path / "run", resume=True)
+
+
+def test_another_configuration_is_refused_and_named(tmp_path, monkeypatch):
+    stopped(tmp_path / "run", monkeypatch)
+    with pytest.raises(UserError, match="another configuration.*options.lr: 0.1 -> 0.5"):
+        run(tmp_path / "run", tiny_config(lr=0.5), resume=True)
+
+
+def test_other_data_are_refused(tmp_path, monkeypatch):
+    stopped(tmp_path / "run", monkeypatch)
+    with pytest.raises(UserError, match="split hash0.*hash3"):
+        run(tmp_path / "run", stream=tiny_stream(3), resume=True)
+    stream = tiny_stream()
+    stream.shots[1]["4"] = [1, 0]
+    with pytest.raises(UserError, match="other shots"):
+        run(tmp_path / "run", stream=stream, resume=True)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "split.json", "shots.json"])
+def test_a_folder_of_a_newer_format_is_refused(tmp_path, monkeypatch, name):
+    stopped(tmp_path / "run", monkeypatch)
+    path = tmp_path / "run" / name
+    path.write_text(
+        path.read_text().replace("format_version: 1", "format_version: 9").replace('version": 1', 'version": 9')
+    )
+    with pytest.raises(UserError, match="format version 9"):
+        run(tmp_path / "run", resume=True)
+
+
+def test_folders_that_are_no_place_for_a_run_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="not a run folder"):
+        run(tmp_path / "empty", resume=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        run(tmp_path / "file")
+    with pytest.raises(UserError, match="cannot write"):
+        run(tmp_path / "file" / "below")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "photo.jpg").write_text("")
+    with pytest.raises(UserError, match="not empty; name another folder"):
+        run(tmp_path / "full")
+    stopped(tmp_path / "run", monkeypatch)
+    with pytest.raises(UserError, match="--resume"):
+        run(tmp_path / "run")
+    with pytest.raises(UserError, match="not finished"):
+        protocol.load_results(tmp_path / "run")
+    with pytest.raises(UserError, match="not a run folder"):
+        protocol.load_results(tmp_path / "empty")
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path, monkeypatch):
+    def full(*_):
+        raise UserError("cannot write: the disk is full")
+
+    monkeypatch.setattr(protocol, "write_config", full)
+    with pytest.raises(UserError, match="disk is full"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_cannot_write_one_run(tmp_path, monkeypatch):
+    from filelock import FileLock
+
+    stopped(tmp_path / "run", monkeypatch)
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(UserError, match="in use"):
+        run(tmp_path / "run", resume=True)
+    run(tmp_path / "run", resume=True)
+
+
+def test_new_folders_count_up(tmp_path):
+    config = tiny_config()
+    first = protocol.new_folder(config, tmp_path)
+    first.mkdir()
+    assert (first.name, protocol.new_folder(config, tmp_path).name) == (
+        "glyphs-probe-seed2023-1",
+        "glyphs-probe-seed2023-2",
+    )
+
+
+@pytest.mark.parametrize(
+    ("normalize", "mean", "std"),
+    [("auto", 0.2, 0.3), ("none", 0.0, 1.0), ("half", 0.5, 0.5), ("imagenet", 0.485, 0.229)],
+)
+def test_normalisation_follows_the_choice(normalize, mean, std):
+    backbone = tiny_backbone()
+    backbone.mean, backbone.std = (0.2,) * 3, (0.3,) * 3
+    transform = protocol.make_transform(TransformConfig(normalize=normalize), backbone)
+    assert (transform.mean[0], transform.std[0]) == (mean, std)
+    assert (transform.size, transform.resize) == (16, 18)  # the backbone's size, and 16 x 256/224
+
+
+def test_a_resize_below_the_crop_is_refused():
+    with pytest.raises(UserError, match="transform.resize is 8"):
+        protocol.make_transform(TransformConfig(resize=8), tiny_backbone())
+
+
+def test_the_estimate_grows_with_the_work(tmp_path):
+    from fscil.display import LiveDisplay
+    from fscil.experiments.cost import estimate
+
+    stream, backbone = tiny_stream(), tiny_backbone()
+    runtime = protocol.make_runtime(tiny_config(), LiveDisplay(quiet=True))
+    short, long = (estimate(tiny_config(epochs=n), stream, backbone, runtime) for n in (1, 10))
+    base, test = len(stream.tasks[0].images), len(stream.test)
+    assert short.passes == pytest.approx(base * (1 + 2.3) + test) and long.passes > short.passes
+    assert short.memory > 0 and "estimate: about" in str(short)
+    assert "micro_batch" in str(replace(short, memory=2 * short.available))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_says_how_to_resume_and_can_be(tmp_path, number):
+    """The real command in a process of its own, stopped by a signal in the second task."""
+    script = textwrap.dedent(
+        f"""
+        import os, signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background shells pass it on as ignored
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        import test_run as t
+        from fscil import cli, registry
+        from fscil.experiments import run as protocol
+        registry.METHODS["probe"] = registry.MethodEntry("test_run:Probe", "probe", "for tests")
+        real_run, real_learn = protocol.run, t.Probe.learn
+        def run(config, *rest, **named):
+            return real_run(config, *rest, **named, stream=t.tiny_stream(), backbone=t.tiny_backbone())
+        def learn(self, task):
+            if task.index == 1 and "--resume" not in sys.argv:
+                os.kill(os.getpid(), {int(number)})
+            real_learn(self, task)
+        protocol.run, t.Probe.learn = run, learn
+        cli.main()
+        """
+    )
+    folder = tmp_path / "run"
+    sizes = ["--set", "transform.size=16", "--set", "transform.resize=16"]
+    command = [sys.executable, "-c", script, "run"]
+    first = subprocess.run([*command, "--method", "probe", "-o", folder, *sizes], capture_output=True, text=True)
+    assert first.returncode == 130, first.stderr
+    assert first.stderr.splitlines()[-1] == f"stopped; go on with: fscil run --resume {folder}"
+    assert "Traceback" not in first.stderr
+    if number == signal.SIGTERM:  # the rest is the same
+        return
+    second = subprocess.run([*command, "--resume", folder], capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert "A_avg" in second.stdout
+    whole = run(tmp_path / "whole", tiny_config())
+    results = protocol.load_results(folder)
+    assert [s["accuracy"] for s in results.sessions] == [s["accuracy"] for s in whole.sessions]

@@ -1,0 +1,459 @@
+"""iCaRL, FOSTER, CEC, FACT, TEEN, CLOM and ADBS: their formulas against slow ones, the special cases in which another
+method gives the same, and every mechanism switched off once to show that it does something."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fscil.backbones.lora import initial_lora
+from fscil.errors import UserError
+from fscil.maths.distillation import distillation, effective_number_weights
+from fscil.maths.margins import cosine
+from fscil.methods import clom
+from fscil.methods.adbs import inter_class_constraint
+from fscil.methods.cec import Episodes, GraphAttention
+from fscil.methods.clom import pair_margins
+from fscil.methods.fact import MASKED, forward_terms, tie
+from fscil.methods.families.exemplars import choose_exemplars, herding
+from fscil.methods.teen import calibrate
+from fscil.runtime import Runtime
+from tiny_world import (
+    BASE,
+    MemoryKeeper,
+    MemoryShelf,
+    base_task,
+    copy_state,
+    differing,
+    few_shot_tasks,
+    make_backbone,
+    make_images,
+    make_method,
+    make_task,
+)
+
+torch.set_num_threads(1)
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def fitted(name: str, options: dict | None = None, tasks: int = 0, **runtime):
+    method = make_method(name, options, **runtime)
+    method.fit_base(base_task())
+    for task in few_shot_tasks()[:tasks]:
+        method.learn(task)
+    return method
+
+
+def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Equal up to the order in which float64 sums are taken."""
+    assert one.dtype == torch.float64
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def changes(name: str, switched: dict, tasks: int = 0, common: dict | None = None) -> set[str]:
+    """What is learned differently when some options are switched."""
+    common = common or {}
+    return differing(fitted(name, common, tasks).state(), fitted(name, {**common, **switched}, tasks).state())
+
+
+# ---- TEEN ----------------------------------------------------------------------------------------------------------
+
+
+def test_teen_calibration_is_the_formula():
+    new, base, tau, alpha = draw(3, 5), draw(4, 5, seed=1), 16.0, 0.3
+    for c, row in zip(new, calibrate(new, base, tau, alpha)):
+        c = c / c.norm()
+        units = [b / b.norm() for b in base]
+        weights = [math.exp(tau * float(c @ b)) for b in units]
+        delta = sum(w / sum(weights) * b for w, b in zip(weights, units))
+        torch.testing.assert_close(row, (1 - alpha) * c + alpha * delta / delta.norm())
+
+
+def test_teen_with_alpha_zero_is_the_baseline():
+    images, _ = make_images()
+    plain = fitted("baseline", tasks=2, dtype=torch.float64)
+    assert_same(fitted("teen", {"alpha": 0.0}, tasks=2, dtype=torch.float64).logits(images), plain.logits(images))
+    calibrated = fitted("teen", {"alpha": 0.5}, tasks=2, dtype=torch.float64).logits(images)
+    assert (calibrated - plain.logits(images)).abs().max() > 1e-3
+
+
+def test_teen_keeps_base_rows_and_takes_the_baseline_s_adapters_from_the_shelf():
+    shelf, keeper = MemoryShelf(), MemoryKeeper()
+    plain = fitted("baseline", shelf=shelf)
+    method = fitted("teen", shelf=shelf, keeper=keeper)
+    assert keeper.saves == 0 and torch.equal(method.lora.A, plain.lora.A)  # nothing was trained
+    before = method.rows.clone()
+    method.learn(few_shot_tasks()[0])
+    assert torch.equal(method.rows[:BASE], before)
+
+
+# ---- ADBS ----------------------------------------------------------------------------------------------------------
+
+
+def test_inter_class_constraint_is_the_formula():
+    rows, scales = draw(5, 4), 1 + 0.3 * draw(5, seed=1)
+    units = F.normalize(rows, dim=1)
+    terms = [
+        max(0.0, float((1 - units[i] @ units[j]) - (scales[i] - scales[j] * (units[i] @ units[j]))))
+        for i, j in itertools.product(range(5), repeat=2)
+    ]
+    assert float(inter_class_constraint(rows, scales)) == pytest.approx(sum(terms) / 25)
+    assert float(inter_class_constraint(rows, torch.ones(5))) == 0
+
+
+def test_adbs_with_scales_of_one_is_the_plain_adapter():
+    images, _ = make_images()
+    plain = fitted("single_m0", tasks=2, dtype=torch.float64)
+    method = fitted("adbs", {"adaptive": False, "alpha": 0.0}, tasks=2, dtype=torch.float64)
+    assert_same(method.lora.B, plain.lora.B)
+    assert_same(method.logits(images), plain.logits(images))
+
+
+def test_adbs_learns_new_scales_only_from_the_mean_of_the_old():
+    method = fitted("adbs", {"learn_steps": 0})
+    old = method.scales.clone()
+    assert (old - 1).abs().max() > 1e-4
+    method.learn(few_shot_tasks()[0])
+    assert torch.equal(method.scales[:BASE], old)
+    torch.testing.assert_close(method.scales[BASE:], old.mean().repeat(3))
+    trained = fitted("adbs", {"learn_steps": 3}, tasks=1)
+    assert torch.equal(trained.scales[:BASE], old)  # old scales stay frozen
+    assert torch.equal(trained.prototypes, method.prototypes)
+    assert (trained.scales[BASE:] - method.scales[BASE:]).abs().min() > 1e-5
+    assert "scales" in changes("adbs", {"alpha": 5.0})
+
+
+# ---- CLOM ----------------------------------------------------------------------------------------------------------
+
+
+def test_pair_margins_are_the_formula():
+    rows, a, b = draw(4, 6), -0.2, -0.5
+    units = F.normalize(rows, dim=1)
+    pairs = [(i, j) for i, j in itertools.product(range(4), repeat=2) if i != j]
+    mean = sum(float(units[i] @ units[j]) for i, j in pairs) / len(pairs)
+    margins = pair_margins(rows, a, b)
+    for i, j in pairs:
+        assert float(margins[i, j]) == pytest.approx(a + (b - a) / (1 - mean) * (float(units[i] @ units[j]) - mean))
+    assert not margins.diag().any()
+    assert float(margins.sum() / len(pairs)) == pytest.approx(a)  # the average margin
+    assert not pair_margins(rows[:1], a, b).any()  # a single class has no pairs
+
+
+def test_clom_without_margins_and_mapped_loss_is_the_plain_adapter():
+    zero = dict.fromkeys(["margin_average", "margin_upper", "mapped_average", "mapped_upper", "mapped_weight"], 0.0)
+    plain = fitted("single_m0", tasks=1, dtype=torch.float64)
+    method = fitted("clom", zero, tasks=1, dtype=torch.float64)
+    assert_same(method.lora.B, plain.lora.B)
+    assert_same(method.prototypes, plain.prototypes)
+    unrelated = fitted("clom", {**zero, "class_relations": False}, dtype=torch.float64)
+    assert_same(unrelated.lora.B, plain.lora.B)
+
+
+@pytest.mark.parametrize(
+    "switched",
+    [{"margin_average": 0.0, "margin_upper": 0.0}, {"mapped_weight": 0.0}, {"mapped_average": 0.0, "mapped_upper": 0.0},
+     {"class_relations": False}],
+)  # fmt: skip
+def test_every_part_of_clom_s_loss_counts(switched):
+    assert {"lora.A", "prototypes"} <= changes("clom", switched)
+
+
+def test_clom_recomputes_margins_each_epoch(monkeypatch):
+    moving, kept = fitted("clom"), {}
+
+    def first_only(rows, average, upper):
+        return kept.setdefault(tuple(rows.shape), pair_margins(rows, average, upper))
+
+    monkeypatch.setattr(clom, "pair_margins", first_only)
+    assert "lora.A" in differing(moving.state(), fitted("clom").state())
+
+
+def test_clom_adds_the_logits_of_both_spaces_with_running_statistics():
+    method = fitted("clom", tasks=1)
+    images, _ = make_images()
+    f = method.features(images)
+    mean, variance = method.running_mean, method.running_variance
+    assert mean.abs().max() > 0  # moved in training, and part of the state
+    assert {"running_mean", "running_variance"} <= method.state().keys()
+    normed = (f @ method.projection - mean) / (variance + 1e-5).sqrt() * method.gain + method.shift
+    g = torch.where(normed > 0, normed, 0.1 * normed)
+    expected = 16 * (cosine(f, method.prototypes) + cosine(g, method.mapped_prototypes))
+    torch.testing.assert_close(method.logits(images), expected)
+
+
+def test_clom_takes_a_batch_of_one_image():
+    assert fitted("clom", {"batch_size": 7}).running_variance.isfinite().all()  # 36 = 5 · 7 + 1
+
+
+# ---- FACT ----------------------------------------------------------------------------------------------------------
+
+
+def test_fact_terms_are_the_formulas():
+    classes, virtual, count = 4, 3, 6
+    logits, mixed = 4 * draw(count, classes + virtual), 4 * draw(count, classes + virtual, seed=1)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1])
+    differ = torch.tensor([True, False, True, True, False, True])
+    allowed = tie(classes, virtual, 2, torch.Generator().manual_seed(0))
+
+    def cross_entropy(row, target):
+        return float(row.exp().sum().log() - row[target])
+
+    second, third, fourth = [], [], []
+    for i in range(count):
+        masked = logits[i].clone()
+        masked[labels[i]] = MASKED
+        options = [v for v in range(virtual) if allowed[labels[i], v]]
+        second.append(cross_entropy(masked, classes + max(options, key=lambda v: float(logits[i, classes + v]))))
+        if differ[i]:
+            best = int(mixed[i, classes:].argmax()) + classes
+            third.append(cross_entropy(mixed[i], best))
+            without = mixed[i].clone()
+            without[best] = MASKED
+            fourth.append(cross_entropy(without, int(mixed[i, :classes].argmax())))
+    first, terms = forward_terms(logits, mixed, labels, differ, allowed)
+    assert float(first) == pytest.approx(float(F.cross_entropy(logits[:, :classes], labels)))
+    for value, expected in zip(terms.values(), (second, third, fourth)):
+        assert float(value) == pytest.approx(sum(expected) / len(expected))
+    # a batch of one class has no mixtures of two
+    assert float(forward_terms(logits, mixed, labels, ~differ & differ, allowed)[1]["mixed_base"]) == 0
+
+
+def test_virtual_classes_are_tied_to_three_base_classes_each():
+    allowed = tie(60, 10, 3, torch.Generator().manual_seed(0))
+    drawn = ~allowed.all(1)
+    assert (allowed[drawn].sum(0) == 3).all()  # each virtual class
+    assert 0 < int(drawn.sum()) <= 30 and allowed.any(1).all()  # the classes never drawn may take on any
+
+
+@pytest.mark.parametrize("left_out", ["masked", "mixed_virtual", "mixed_base"])
+def test_every_term_of_fact_counts(left_out):
+    strong = {"gamma": 1.0}
+    terms = tuple(t for t in ("masked", "mixed_virtual", "mixed_base") if t != left_out)
+    assert "lora.A" in changes("fact", {"terms": terms}, common=strong)
+
+
+def test_fact_mixes_in_the_middle_and_from_its_first_epoch():
+    strong = {"gamma": 1.0}
+    assert "lora.A" in changes("fact", {"mixup": 50.0}, common=strong)
+    assert "lora.A" in changes("fact", {"mix_block": 0}, common=strong)
+    assert not changes("fact", {"mix_block": 1}, common=strong)  # half of two blocks is the default
+    assert not changes("fact", {"gamma": 0.0}, common={"gamma": 1.0, "first_epoch": 2})  # of two epochs
+    assert "lora.A" in changes("fact", {"gamma": 0.0}, common={"gamma": 1.0, "first_epoch": 1})
+
+
+def test_fact_reserves_expected_classes_and_goes_on_beyond_them():
+    method = fitted("fact", {"expected_classes": BASE + 2}, tasks=2)  # four classes more came
+    assert method.virtual.shape[0] == 2 and method.seen == BASE + 4
+    torch.testing.assert_close(method.virtual @ method.virtual.T, torch.eye(2))  # orthonormal, and never trained
+    assert fitted("fact", {"expected_classes": None, "virtual_classes": 3}).virtual.shape[0] == 3
+    with pytest.raises(UserError, match="expected_classes is 6"):
+        fitted("fact", {"expected_classes": BASE})
+
+
+@pytest.mark.parametrize("similarity", ["released", "cosine"])
+def test_fact_scores_mix_both_predictions(similarity):
+    method = fitted("fact", {"similarity": similarity, "eta": 0.4, "top_virtual": 2}, tasks=1)
+    images, _ = make_images()
+    features, rows, virtual = method.features(images)[:5], method.prototypes, method.virtual
+    scores = method.logits_from(features)
+    for f, row in zip(features, scores):
+        f = f / f.norm()
+        near = torch.softmax(torch.stack([16 * f @ (p / p.norm()) for p in rows]), 0)
+        close = torch.stack([f @ v for v in virtual])
+        kept = close.argsort(descending=True)[:2].tolist()
+        scaled = rows / (rows.norm(dim=0) if similarity == "released" else rows.norm(dim=1, keepdim=True))
+        through = torch.softmax(torch.stack([sum(close[v] * (virtual[v] @ p) for v in kept) for p in scaled]), 0)
+        torch.testing.assert_close(row.exp(), 0.4 * through + 0.6 * near, rtol=1e-4, atol=1e-6)
+
+
+# ---- CEC -----------------------------------------------------------------------------------------------------------
+
+
+def test_graph_attention_equals_attention_over_every_whole_sequence():
+    dim, graph = 6, GraphAttention(6, torch.Generator().manual_seed(0)).double()
+    prototypes, queries = draw(4, dim), draw(3, dim, seed=1)
+    output = graph(prototypes, queries)
+    for number, query in enumerate(queries):  # [all prototypes, one query], literally
+        x = torch.cat([prototypes, query[None]])
+        q, k, v = (F.linear(x, w) for w in (graph.query, graph.key, graph.value))
+        attended = torch.softmax(q @ k.T / math.sqrt(dim), 1) @ v
+        x = F.layer_norm(
+            F.linear(attended, graph.out, graph.bias) + x, (dim,), graph.norm.weight, graph.norm.bias, graph.norm.eps
+        )
+        torch.testing.assert_close(output[number], F.cosine_similarity(x[-1:], x[:-1]))
+
+
+def test_pseudo_classes_are_rotated_copies_by_one_angle_per_class():
+    method, task = make_method("cec"), base_task()
+    episodes = Episodes(task, method.options, Runtime())
+    images = episodes.augmented(torch.tensor([1]), 0)
+    each, way = method.options.shots + method.options.queries, method.options.way
+    images = images.view(each, 2 * way, *images.shape[1:])
+    for i in range(way):
+        fits = [k for k in (1, 2, 3) if torch.equal(images[:, way + i], torch.rot90(images[:, i], k, (-2, -1)))]
+        assert len(fits) == 1
+    assert torch.equal(images.flatten(0, 1), Episodes(task, method.options, Runtime()).augmented(torch.tensor([1]), 0))
+    assert not torch.equal(images.flatten(0, 1), episodes.augmented(torch.tensor([0]), 0))
+
+
+def test_cec_without_stage_two_and_attention_is_the_plain_adapter():
+    images, _ = make_images()
+    plain = fitted("single_m0", tasks=2, dtype=torch.float64)
+    method = fitted("cec", {"episode_epochs": 0, "attention": False}, tasks=2, dtype=torch.float64)
+    assert_same(method.logits(images), plain.logits(images))
+
+
+@pytest.mark.parametrize("switched", [{"pseudo_classes": False}, {"attention": False}, {"episode_epochs": 0}])
+def test_every_part_of_cec_s_second_stage_counts(switched):
+    changed = changes("cec", switched, common={"encoder_lr": 0.01})
+    assert {"lora.A", "prototypes"} <= changed
+    if switched != {"pseudo_classes": False}:
+        assert "graph.query" in changed
+
+
+def test_cec_takes_classes_with_fewer_images_than_an_episode_wants():
+    method = make_method("cec", {"queries": 5, "way": 50})
+    method.fit_base(make_task(0, range(3), 2))
+    assert method.seen == 3
+
+
+# ---- exemplars, distillation ---------------------------------------------------------------------------------------
+
+
+def test_herding_is_the_greedy_search_and_takes_what_there_is():
+    features = F.normalize(draw(7, 4), dim=1)
+    chosen: list[int] = []
+    for _ in range(5):
+        rest = [i for i in range(7) if i not in chosen]
+        chosen.append(min(rest, key=lambda i: float((features.mean(0) - features[[*chosen, i]].mean(0)).norm())))
+    assert herding(features, 5).tolist() == chosen
+    assert sorted(herding(features, 20).tolist()) == list(range(7))  # more exemplars than images
+    assert chosen != sorted(chosen)
+
+
+def test_a_smaller_budget_keeps_the_first_of_the_herding_order():
+    features, labels = F.normalize(draw(12, 4), dim=1), torch.arange(12) % 2
+    whole = choose_exemplars(features, labels, [0, 1], 2, 6)
+    kept = choose_exemplars(features[whole], labels[whole], [1], 2, 2)  # class 0 untouched: the first two of its order
+    assert whole[kept[:2]].tolist() == whole[:2].tolist()
+    few = choose_exemplars(features, labels, [0, 1], 2, 2)
+    assert few[:2].tolist() == whole[:2].tolist()
+
+
+def test_memory_holds_the_very_images_and_counts_them():
+    task = base_task()
+    method = make_method("icarl", {"per_class": 4})
+    method.fit_base(task)
+    raw = {task.images.raw(i).numpy().tobytes() for i in range(len(task.labels))}
+    stored = method.memory.images()
+    assert all(image.numpy().tobytes() in raw for image in stored)
+    assert method.stored_images() == (4 * BASE, 4 * BASE * 16 * 16 * 3)
+    first, second = few_shot_tasks()
+    method.learn(first)  # three shots: fewer than four exemplars
+    assert method.stored_images()[0] == 4 * BASE + 3 * 3
+    assert torch.bincount(method.memory.labels).tolist() == [4] * BASE + [3] * 3
+    shared = fitted("icarl", {"memory": "total", "total": 12}, tasks=1)
+    assert torch.bincount(shared.memory.labels).tolist() == [1] * 9  # 12 // 9
+
+
+def test_distillation_is_the_divergence_up_to_the_teacher_s_entropy():
+    student, teacher, temperature = draw(5, 4), draw(5, 4, seed=1), 2.0
+    q = torch.softmax(teacher / temperature, 1)
+    entropy = -(q * q.log()).sum(1).mean()
+    divergence = F.kl_div(torch.log_softmax(student / temperature, 1), q, reduction="batchmean")
+    torch.testing.assert_close(distillation(student, teacher, temperature), divergence + entropy)
+    torch.testing.assert_close(distillation(student, teacher, 2.0, torch.ones(4)), distillation(student, teacher, 2.0))
+    one_class = torch.tensor([0.0, 0.0, 1.0, 0.0])  # all weight on one class makes it the label
+    expected = F.cross_entropy(student / 2, torch.full((5,), 2))
+    torch.testing.assert_close(distillation(student, teacher, 2.0, one_class.double()), expected)
+
+
+def test_effective_numbers_weigh_rare_classes_more():
+    counts, beta = torch.tensor([1, 5, 20, 500]), 0.96
+    raw = [(1 - beta) / (1 - beta ** int(n)) for n in counts]
+    weights = effective_number_weights(counts, beta)
+    assert weights.tolist() == pytest.approx([4 * w / sum(raw) for w in raw])
+
+
+# ---- iCaRL ---------------------------------------------------------------------------------------------------------
+
+
+def test_icarl_predicts_the_nearest_mean_of_exemplars():
+    method = fitted("icarl", tasks=1)
+    images, _ = make_images()
+    unit = F.normalize(method.extract(images, method.embed), dim=1)
+    task = base_task()
+    stored, labels = method.memory.joined(task.images, task.labels)
+    stored = F.normalize(method.extract(stored, method.embed), dim=1)[: len(method.memory)]
+    means = torch.stack([F.normalize(stored[method.memory.labels == c].mean(0), dim=0) for c in range(9)])
+    assert torch.equal(method.logits(images).argmax(1), torch.cdist(unit, means).argmin(1))
+    linear = fitted("icarl", {"classifier": "linear"}, tasks=1)
+    expected = linear.extract(images, linear.embed) @ linear.head_weight.T + linear.head_bias
+    torch.testing.assert_close(linear.logits(images), expected)
+
+
+def test_icarl_trains_the_network_with_exemplars_and_distillation():
+    before, after = fitted("icarl").state(), fitted("icarl", tasks=1).state()
+    assert "network.vit.blocks.0.attn.qkv.weight" in differing(before, after)
+    for switched in ({"distillation": 0.0}, {"per_class": 1}, {"temperature": 8.0}):
+        assert "network.vit.blocks.0.attn.qkv.weight" in changes("icarl", switched, tasks=1)
+
+
+# ---- FOSTER --------------------------------------------------------------------------------------------------------
+
+
+def test_foster_has_two_backbones_while_learning_and_one_afterwards():
+    def backbone_of(method):
+        return {n: t for n, t in copy_state(method).items() if n.startswith("network.")}
+
+    base, learned = fitted("foster"), fitted("foster", tasks=1)
+    assert backbone_of(base).keys() == backbone_of(learned).keys()  # a single network is kept
+    assert learned.trainable_parameters() - base.trainable_parameters() == 3 * (learned.backbone.dim + 1)
+    assert differing(backbone_of(base), backbone_of(learned))
+    idle = fitted("foster", {"compression_epochs": 0}, tasks=1)
+    assert not differing(backbone_of(base), backbone_of(idle))  # the student starts from the old backbone
+    assert torch.equal(idle.head_weight[:BASE], base.head_weight)  # and from the old rows
+
+
+@pytest.mark.parametrize(
+    "switched", [{"boosting_epochs": 0}, {"distillation": 0.0}, {"boosting_beta": 0.0}, {"compression_beta": 0.0}]
+)
+def test_every_part_of_foster_counts(switched):
+    assert "network.vit.blocks.0.attn.qkv.weight" in changes("foster", switched, tasks=1)
+
+
+def test_foster_weighs_classes_by_their_images_or_as_the_published_code_counts_them():
+    def weight(images):
+        return (1 - 0.96) / (1 - 0.96**images)
+
+    new, shots = 3, int(few_shot_tasks()[0].labels.bincount()[-1])
+    for options, old, fresh in (
+        ({}, weight(4), weight(shots)),
+        ({"weight_counts": "published"}, weight(4), 1 - 0.96),
+    ):
+        scale = (BASE + new) / (BASE * old + new * fresh)
+        found = fitted("foster", {"per_class": 4, **options}, tasks=1).diagnostics()["class_weights"]
+        assert found == pytest.approx({"old": old * scale, "new": fresh * scale})
+
+
+def test_whole_vits_train_in_bf16_on_full_precision_weights():
+    runtime = Runtime(dtype=torch.bfloat16)
+    backbone = make_backbone().prepare(runtime)
+    method = make_method("icarl", backbone=backbone, dtype=torch.bfloat16)
+    method.fit_base(base_task())
+    assert {t.dtype for n, t in method.state().items() if n.startswith(("network", "head"))} == {torch.float32}
+    assert method.logits(make_images()[0]).dtype == torch.float32
+    assert next(backbone.vit.blocks.parameters()).dtype == torch.bfloat16
+
+
+def test_all_adapter_methods_start_from_the_library_s_initial_adapters():
+    lora = initial_lora(2, 16, 2, 1, Runtime().generator("lora"))
+    for name in ("adbs", "clom", "fact"):
+        assert torch.equal(make_method(name).fresh_adapters(BASE)[0].A, lora.A)

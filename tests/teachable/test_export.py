@@ -1,0 +1,132 @@
+"""Exported models, each opened by the library it is for, give the answers of the original."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fscil.data.pixels import ImageStore, Pixels
+from fscil.errors import UserError
+from fscil.teachable.estimator import FewShotClassifier
+from fscil.teachable.export.all import export_onnx, export_peft, export_timm, folded_weights, to_huggingface
+from made_up_pictures import BACKBONE, pictures, weights_file
+
+pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.estimator.Notice", "ignore::DeprecationWarning")
+QUERIES = pictures([*range(5), 10, 30, 31], 2, seed=1)[0]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return weights_file(tmp_path_factory.mktemp("weights"))
+
+
+def fitted(weights, calibration):
+    options = dict(epochs=1, rank=2, features_per_class=8, calibration_batch=16, calibration_epochs=1, lr=0.1)
+    clf = FewShotClassifier(
+        backbone=BACKBONE, weights=weights, train="always", calibration=calibration, options=options, held_out=0.4
+    )
+    return clf.fit(*pictures(range(5), 12)).learn(*pictures([10], 4))
+
+
+@pytest.fixture(scope="module")
+def closed_form(weights):
+    return fitted(weights, "closed_form")
+
+
+@pytest.fixture(scope="module")
+def mpcc(weights):
+    return fitted(weights, "mpcc")
+
+
+def inputs(clf):
+    return Pixels(ImageStore.from_list(QUERIES), clf.transform_).plain()
+
+
+def test_folding_changes_the_weights_by_exactly_the_adapters(closed_form):
+    plain = closed_form.backbone_.vit.state_dict()
+    folded = folded_weights(closed_form)
+    changed = [name for name in plain if not torch.equal(plain[name], folded[name])]
+    assert changed == [f"blocks.{block}.attn.qkv.weight" for block in range(6)]
+    lora = closed_form.knowledge_.method.lora
+    delta = folded["blocks.2.attn.qkv.weight"] - plain["blocks.2.attn.qkv.weight"]
+    expected = torch.cat([torch.zeros(128, 128), lora.B[2, 0, 0] @ lora.A[2, 0, 0], lora.B[2, 0, 1] @ lora.A[2, 0, 1]])
+    torch.testing.assert_close(delta, expected, atol=1e-6, rtol=0)
+
+
+def test_timm_opens_the_folder_and_agrees(closed_form, mpcc, tmp_path):
+    timm = pytest.importorskip("timm")
+    for clf, name in ((closed_form, "closed"), (mpcc, "mpcc")):
+        model = timm.create_model(f"local-dir:{export_timm(clf, tmp_path / name)}", pretrained=True).eval()
+        with torch.no_grad():
+            features = model.forward_head(model.forward_features(inputs(clf)), pre_logits=True)
+            logits = model(inputs(clf))
+        np.testing.assert_allclose(features.numpy(), clf.embed(QUERIES), atol=1e-4)
+        expected = clf.predict_proba(QUERIES)
+        assert (logits.argmax(1).numpy() == expected.argmax(1)).all()
+        if name == "closed":
+            np.testing.assert_allclose(logits.softmax(1).numpy(), expected, atol=1e-3)
+        assert model.pretrained_cfg["label_names"] == clf.classes_.tolist()
+    config = timm.data.resolve_model_data_config(model)
+    assert tuple(config["input_size"]) == (3, 48, 48) and tuple(config["mean"]) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.slow
+def test_peft_loads_the_adapter_onto_the_hugging_face_vit(closed_form, tmp_path):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    from safetensors.torch import load_file
+
+    folder = export_peft(closed_form, tmp_path / "adapter")
+    base = transformers.ViTModel.from_pretrained(folder / "base", add_pooling_layer=False).eval()
+    with torch.no_grad():
+        plain = base(inputs(closed_form)).last_hidden_state[:, 0]
+        expected = closed_form.backbone_(inputs(closed_form))
+    torch.testing.assert_close(plain, expected, atol=1e-4, rtol=0)
+    model = peft.PeftModel.from_pretrained(base, folder).eval()
+    with torch.no_grad():
+        features = model(inputs(closed_form)).last_hidden_state[:, 0]
+    assert float((features - plain).abs().max()) > 1e-3  # the adapter does something
+    np.testing.assert_allclose(features.numpy(), closed_form.embed(QUERIES), atol=1e-4)
+    head = load_file(folder / "head.safetensors")
+    probabilities = (features @ head["weight"].T + head["bias"]).softmax(1)
+    np.testing.assert_allclose(probabilities.numpy(), closed_form.predict_proba(QUERIES), atol=1e-3)
+
+
+def test_hugging_face_names_are_the_inverse_of_reading_them(closed_form):
+    from fscil.backbones.vit import from_huggingface
+
+    vit = closed_form.backbone_.vit
+    back = from_huggingface(to_huggingface(vit))
+    assert back.keys() == vit.state_dict().keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in vit.state_dict().items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["closed_form", "mpcc"])
+def test_onnxruntime_gives_the_same_probabilities_and_unknowns(kind, request, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    clf = request.getfixturevalue(kind)
+    path = export_onnx(clf, tmp_path / "model.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]  # one file
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert json.loads(session.get_modelmeta().custom_metadata_map["labels"]) == clf.classes_.tolist()
+    strange = np.random.default_rng(0).integers(0, 255, (2, 70, 100, 3), dtype=np.uint8)  # another size, wide
+    for images in (np.stack(QUERIES), strange):
+        probabilities, unknown = session.run(None, {"pictures": images})
+        np.testing.assert_allclose(probabilities, clf.predict_proba(images), atol=1e-3)
+        assert (unknown == clf.is_unknown(images)).all()
+    assert unknown.any()
+
+
+def test_what_cannot_be_exported_says_so(weights, closed_form, tmp_path):
+    other = FewShotClassifier(
+        "teen", BACKBONE, weights=weights, train="always", options={"epochs": 1}, held_out=0.0
+    ).fit(*pictures(range(3), 3))
+    with pytest.raises(UserError, match="method teen cannot be exported"):
+        export_timm(other, tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(UserError, match="exists already"):
+        export_timm(closed_form, tmp_path / "full")
