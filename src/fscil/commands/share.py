@@ -38,7 +38,7 @@ def export(
     `fscil export birds --to timm -o birds-timm`
     """
     from fscil.commands._shared import human_size, notes, open_model
-    from fscil.teachable.model.export import all as exports
+    from fscil.teachable.export import all as exports
 
     name = f"{model.name}.onnx" if to is Target.onnx else f"{model.name}-{to.value}"
     target = output or model.with_name(name)
