@@ -90,12 +90,16 @@ class RunConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     options: dict[str, Any] = field(default_factory=dict)  # of the method, complete
+    head: dict[str, Any] = field(default_factory=dict)  # name and options of another head; empty: the method's own
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**32, "seed", self.seed, "between 0 and 2**32 - 1")
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(dataclasses.asdict(self))
+        values = _plain(dataclasses.asdict(self))
+        if not self.head:  # written down only where one is chosen, so that older runs are the same run
+            del values["head"]
+        return values
 
     def fingerprint(self) -> str:
         """Identity of what is computed: two configurations with the same one give the same numbers."""
@@ -309,13 +313,22 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
     """Check a nested mapping against RunConfig and the method's Options, and fill in every default."""
     options = registry.method_class(values.get("method", RunConfig.method)).Options
     known = known_keys() + known_keys(options, "options.")
+    head = dict(values.get("head") or {})
+    if head:
+        if "name" not in head:
+            raise UserError(f"head.{next(iter(head))} is set, but no head is chosen; add --head NAME (head.name)")
+        head_options = registry.head_class(head["name"]).Options
+        known += ["head.name", *known_keys(head_options, "head.")]
     for key in flatten(values):
         if key not in known and not any(name.startswith(f"{key}.") for name in known):
             raise UserError(unknown_key(key, known))
     config = build(RunConfig, values)
     registry.dataset_entry(config.dataset)
-    filled = build(options, config.options, "options.")
-    return dataclasses.replace(config, options=_plain(dataclasses.asdict(filled)))
+    filled = _plain(dataclasses.asdict(build(options, config.options, "options.")))
+    if head:
+        chosen = {**registry.head_entry(name := head.pop("name")).options, **head}
+        head = {"name": name, **_plain(dataclasses.asdict(build(head_options, chosen, "head.")))}
+    return dataclasses.replace(config, options=filled, head=head)
 
 
 def with_later_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,7 +348,7 @@ def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
             keys += known_keys(hint, f"{prefix}{item.name}.")
-        elif cls is not RunConfig or item.name != "options":
+        elif cls is not RunConfig or item.name not in ("options", "head"):
             keys.append(prefix + item.name)
     return keys
 

@@ -1,9 +1,11 @@
-"""What a user can choose: methods, datasets, backbones. Looked up by name, imported only when used.
+"""What a user can choose: methods, heads, datasets, backbones. Looked up by name, imported only when used.
 
 Another package adds its own through entry points, without touching this one:
 
     [project.entry-points."fscil.methods"]
     mine = "my_package:ENTRY"          # a MethodEntry
+    [project.entry-points."fscil.heads"]
+    nearest = "my_package:NEAREST"     # a HeadEntry
     [project.entry-points."fscil.datasets"]
     birds = "my_package:BIRDS"         # a DatasetEntry
 """
@@ -16,9 +18,12 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fscil.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from fscil.heads.base import Head
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,16 @@ class MethodEntry:
     summary: str
     options: Mapping[str, Any] = field(default_factory=dict)  # over the defaults of Class.Options
     family: str | None = None  # the method whose recipe applies when this one has none of its own
+
+
+@dataclass(frozen=True)
+class HeadEntry:
+    """A head under a name: what turns fixed features into a classifier."""
+
+    target: str  # "module:Class"
+    title: str  # as in tables
+    summary: str  # what it is, what it costs, what it is good for: one sentence
+    options: Mapping[str, Any] = field(default_factory=dict)  # over the defaults of Class.Options
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,7 @@ METHODS: dict[str, MethodEntry] = {
     "closed_form": MethodEntry(
         _SMP, "MIAM + closed form", "merged adapters, training-free calibration", {"calibration": "closed_form"}, "smp"
     ),
+    "frozen": MethodEntry("fscil.methods.frozen:Frozen", "Frozen", "the backbone as it is, prototypes (SimpleCIL)"),
     "icarl": _comparator("icarl", "ICaRL", "iCaRL", "full fine-tuning, stored exemplars, distillation, nearest mean"),
     "foster": _comparator("foster", "FOSTER", "FOSTER", "boosting with a second backbone, then compression; exemplars"),
     "cec": _comparator("cec", "CEC", "CEC", "graph-attention classifier trained on pseudo-incremental episodes"),
@@ -108,6 +124,24 @@ METHODS: dict[str, MethodEntry] = {
     "clom": _comparator("clom", "CLOM", "CLOM", "negative margin on the embedding, positive on a mapped one"),
     "asp": _comparator("asp", "ASP", "ASP", "attention-aware self-adaptive prompts"),
     "adbs": _comparator("adbs", "ADBS", "ADBS", "adaptive decision boundaries: one learned scale per class"),
+}
+
+HEADS: dict[str, HeadEntry] = {
+    "prototypes": HeadEntry(
+        "fscil.heads.prototypes:Prototypes",
+        "prototypes",
+        "class means compared by cosine; costs nothing, the safe choice when classes have one or two images each",
+    ),
+    "mpcc": HeadEntry(
+        "fscil.heads.mpcc:MPCC",
+        "MPCC",
+        "SMP's: prototypes trained under a margin on real and Gaussian features; seconds per task, keeps base accuracy",
+    ),
+    "closed_form": HeadEntry(
+        "fscil.heads.closed_form:ClosedForm",
+        "closed form",
+        "shrunken linear discriminant with a correction for few images; no training, exact adding and forgetting",
+    ),
 }
 
 DATASETS: dict[str, DatasetEntry] = {
@@ -141,6 +175,11 @@ def methods() -> dict[str, MethodEntry]:
     return {**present, **_third_party("fscil.methods")}
 
 
+def heads() -> dict[str, HeadEntry]:
+    """All heads by name, those of other packages included."""
+    return {**HEADS, **_third_party("fscil.heads")}
+
+
 def datasets() -> dict[str, DatasetEntry]:
     """All datasets by name, those of other packages included."""
     return {**DATASETS, **_third_party("fscil.datasets")}
@@ -152,6 +191,10 @@ def _exists(target: str) -> bool:
 
 def method_entry(name: str) -> MethodEntry:
     return _lookup("method", name, methods())
+
+
+def head_entry(name: str) -> HeadEntry:
+    return _lookup("head", name, heads())
 
 
 def dataset_entry(name: str) -> DatasetEntry:
@@ -173,3 +216,8 @@ def load_target(target: str) -> Any:
 def method_class(name: str) -> type:
     """The class of a method, imported (this is where torch comes in)."""
     return load_target(method_entry(name).target)
+
+
+def head_class(name: str) -> type[Head]:
+    """The class of a head, imported."""
+    return load_target(head_entry(name).target)

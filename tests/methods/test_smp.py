@@ -15,7 +15,8 @@ from fscil.data.pixels import ImageStore, Pixels, Transform
 from fscil.data.stream import Task
 from fscil.heads import embeddings
 from fscil.methods.families.adapter_sets import PLAIN_STAGE, StreamSpec, fisher_information, initial_rows, train_streams
-from fscil.methods.smp.method import SMP, SMPOptions, view_key
+from fscil.methods.represented import view_key
+from fscil.methods.smp.method import SMP, SMPOptions
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
 
@@ -123,15 +124,15 @@ def test_package_equals_the_literal_reference(vit, tasks, fisher):
             torch.testing.assert_close(
                 method.lora.dense()[layer, 0, part], base.deltas[(layer, letter)], rtol=0, atol=1e-6
             )
-    torch.testing.assert_close(method.prototypes, base.prototypes, rtol=0, atol=1e-6)
+    torch.testing.assert_close(method.head.prototypes, base.prototypes, rtol=0, atol=1e-6)
     torch.testing.assert_close(
-        method.roots.covariance(torch.arange(BASE)), torch.stack(list(base.covariances)), rtol=0, atol=1e-6
+        method.head.roots.covariance(torch.arange(BASE)), torch.stack(list(base.covariances)), rtol=0, atol=1e-6
     )
-    torch.testing.assert_close(method.rows, sessions[0].rows, rtol=0, atol=1e-6)
+    torch.testing.assert_close(method.head.rows, sessions[0].rows, rtol=0, atol=1e-6)
     for task, expected in zip(tasks[1:], sessions[1:], strict=True):
         method.learn(task)
-        torch.testing.assert_close(method.rows, expected.rows, rtol=0, atol=1e-6)
-        assert method.donor.tolist() == list(expected.covariance_of)
+        torch.testing.assert_close(method.head.rows, expected.rows, rtol=0, atol=1e-6)
+        assert method.head.donor.tolist() == list(expected.covariance_of)
 
 
 def test_closed_form_equals_the_naive_loops(vit, tasks):
@@ -155,16 +156,16 @@ def test_only_the_classifier_changes_in_few_shot_tasks(vit, tasks):
             *method.backbone.state_dict().values(),
             method.lora.A,
             method.lora.B,
-            method.roots_packed,
+            method.head.roots_packed,
             method.trained_rows,
         ]
         return hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
     before = fingerprint()
-    prototypes = method.prototypes.clone()
+    prototypes = method.head.prototypes.clone()
     method.learn(tasks[1])
     assert fingerprint() == before
-    assert torch.equal(method.prototypes[:BASE], prototypes)
+    assert torch.equal(method.head.prototypes[:BASE], prototypes)
     assert method.diagnostics()["row_rotation_degrees"] > 0.1
 
 
@@ -185,7 +186,7 @@ def test_joint_training_equals_separate_trainings(vit, tasks):
 
 def test_sequential_option_gives_the_joint_result(vit, tasks):
     joint, apart = (run(vit, tasks[:1], options(training=t)) for t in ("joint", "sequential"))
-    torch.testing.assert_close(joint.prototypes, apart.prototypes, rtol=0, atol=1e-10)
+    torch.testing.assert_close(joint.head.prototypes, apart.head.prototypes, rtol=0, atol=1e-10)
     torch.testing.assert_close(joint.lora.A, apart.lora.A, rtol=0, atol=1e-10)
 
 
@@ -238,13 +239,12 @@ def test_embedding_set_is_balanced(vit, tasks):
     method.fit_base(tasks[0])
     method.learn(tasks[1])
     method.count_classes(tasks[2])
-    method.prototypes = torch.cat([method.prototypes, method.prototypes[:2]])
-    method.rows = torch.cat([method.rows, method.rows[:2]])
-    method._borrow(6)
-    labels = tasks[2].labels
-    real = method._real_features(tasks[2], labels, 0)
-    known = method.known_classes(torch.tensor([6, 7]))
-    batches = list(embeddings.embedding_batches(known, real, method.options, RUNTIME, 2, 0))
+    method.head.prototypes = torch.cat([method.head.prototypes, method.head.prototypes[:2]])
+    method.head.rows = torch.cat([method.head.rows, method.head.rows[:2]])
+    method.head._borrow(6)
+    real = method.head._real_features(method.lesson(tasks[2]), 0)
+    known = method.head.known_classes(torch.tensor([6, 7]), method.trained_rows)
+    batches = list(embeddings.embedding_batches(known, real, method.head.options, RUNTIME, 2, 0))
     counts = torch.bincount(torch.cat([y for _, y in batches]))
     assert counts.tolist() == [256] * 6 + [258] * 2  # ceil(256 / 3) · 3
     assert len(batches) == 8  # one step per class seen
@@ -255,7 +255,7 @@ def test_exact_option_truncates_real_features(vit, tasks):
     method = learner(vit, options(real_features="exact"))
     method.fit_base(tasks[0])
     method.count_classes(tasks[1])
-    _, targets = method._real_features(tasks[1], tasks[1].labels, 0)
+    _, targets = method.head._real_features(method.lesson(tasks[1]), 0)
     assert torch.bincount(targets)[BASE:].tolist() == [256, 256]
 
 
@@ -263,7 +263,7 @@ def test_cached_views_fill_the_same_share(vit, tasks):
     method = learner(vit, options(views=4))
     method.fit_base(tasks[0])
     method.count_classes(tasks[1])
-    features, targets = method._real_features(tasks[1], tasks[1].labels, 0)
+    features, targets = method.head._real_features(method.lesson(tasks[1]), 0)
     assert torch.bincount(targets)[BASE:].tolist() == [258, 258]
     assert len(torch.unique(features, dim=0)) == 4 * 6
 
@@ -274,7 +274,7 @@ def test_uneven_shots_are_balanced(vit, tasks):
     method = learner(vit, options(calibration_epochs=1))
     method.fit_base(base)
     method.count_classes(uneven)
-    _, targets = method._real_features(uneven, uneven.labels, 0)
+    _, targets = method.head._real_features(method.lesson(uneven), 0)
     assert torch.bincount(targets)[BASE:].tolist() == [256, 256]
 
 
@@ -282,19 +282,19 @@ def test_streamed_draws_have_the_same_moments(vit, tasks, monkeypatch):
     method = learner(vit, options(density_filter=False, second_centre="off"))
     method.fit_base(tasks[0])
     method.count_classes(tasks[1])
-    method.prototypes = torch.cat([method.prototypes, method.prototypes[:2]])
-    method._borrow(4)
+    method.head.prototypes = torch.cat([method.head.prototypes, method.head.prototypes[:2]])
+    method.head._borrow(4)
     monkeypatch.setattr(embeddings, "EPOCH_SET_BYTES", 0)
     none = (torch.zeros(0, DIM, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
-    known, o = method.known_classes(torch.tensor([4, 5])), method.options
+    known, o = method.head.known_classes(torch.tensor([4, 5]), method.trained_rows), method.head.options
     epochs = (embeddings.embedding_batches(known, none, o, RUNTIME, 1, epoch) for epoch in range(60))
     x, y = zip(*(batch for epoch in epochs for batch in epoch), strict=True)
     x, y = torch.cat(x), torch.cat(y)
     for label in range(BASE):
         own = x[y == label]
         assert len(own) == 60 * 256
-        torch.testing.assert_close(own.mean(0), method.prototypes[label], rtol=0, atol=0.05)
-        expected = method.roots.covariance(torch.tensor([label]))[0]
+        torch.testing.assert_close(own.mean(0), method.head.prototypes[label], rtol=0, atol=0.05)
+        expected = method.head.roots.covariance(torch.tensor([label]))[0]
         assert (torch.cov(own.T) - expected).norm() / expected.norm() < 0.05
 
 
@@ -317,7 +317,7 @@ def test_options_of_section_9_change_the_outcome(vit, tasks):
     }
     for name, value in changed.items():
         other = run(vit, tasks[:2], options(calibration_epochs=1, **{name: value}))
-        assert not torch.allclose(other.rows, standard.rows, rtol=0, atol=1e-12), name
+        assert not torch.allclose(other.head.rows, standard.head.rows, rtol=0, atol=1e-12), name
 
 
 def test_state_round_trip_and_same_seed(vit, tasks):
@@ -326,15 +326,15 @@ def test_state_round_trip_and_same_seed(vit, tasks):
     copied.load_state({name: tensor.clone() for name, tensor in method.state().items()})
     for continued in (method, copied):
         continued.learn(tasks[2])
-    assert torch.equal(method.rows, copied.rows)
+    assert torch.equal(method.head.rows, copied.head.rows)
     again = run(vit, tasks, options(calibration_epochs=1))
-    assert torch.equal(method.rows, again.rows)
+    assert torch.equal(method.head.rows, again.head.rows)
     other_seed = run(vit, tasks, options(calibration_epochs=1), Runtime(dtype=torch.float64, seed=2024))
-    assert not torch.equal(method.rows, other_seed.rows)
+    assert not torch.equal(method.head.rows, other_seed.head.rows)
 
 
 def test_margin_never_appears_at_inference(vit, tasks):
     method = run(vit, tasks[:1], options())
     features = method.features(tasks[0].images)
-    expected = 16 * torch.nn.functional.cosine_similarity(features[:, None], method.rows[None], dim=-1)
+    expected = 16 * torch.nn.functional.cosine_similarity(features[:, None], method.head.rows[None], dim=-1)
     torch.testing.assert_close(method.logits_from(features), expected)

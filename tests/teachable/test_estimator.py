@@ -363,10 +363,11 @@ def test_without_training_the_calibration_that_was_asked_for_is_used(weights, ca
     ).fit(*pictures(range(5), 6))
     method = clf.learn(*pictures([10], 5)).knowledge_.method
     features = torch.from_numpy(clf.embed(pictures(range(5), 2, seed=1)[0]))
-    cosines = cosine_similarity(features[:, None], method.rows[None], dim=2)
+    rows = method.head.rows if calibration != "closed_form" else method.head.prototypes
+    cosines = cosine_similarity(features[:, None], rows[None], dim=2)
     scores = method.logits_from(features) / method.options.calibration_scale
     assert torch.allclose(scores, cosines, atol=1e-3) == (calibration != "closed_form")
-    moved = cosine_similarity(method.rows, method.prototypes)
+    moved = cosine_similarity(rows, method.head.prototypes)
     assert (moved.min() < 0.9999) == (calibration == "mpcc")  # only MPCC trains rows
     assert method.options.views == 2
     assert clf.score(*pictures([*range(5), 10], 4, seed=1)) > 0.9
@@ -374,20 +375,21 @@ def test_without_training_the_calibration_that_was_asked_for_is_used(weights, ca
 
 def test_base_features_are_drawn_around_their_prototypes_when_no_rows_were_trained(weights):
     clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", calibration="mpcc")
-    method = clf.fit(*pictures(range(5), 6)).knowledge_.method
-    per_class, dim = method.options.features_per_class, method.prototypes.shape[1]
+    head = clf.fit(*pictures(range(5), 6)).knowledge_.method.head
+    per_class, dim = head.options.features_per_class, head.prototypes.shape[1]
     draws = torch.randn(5, 2 * per_class, dim, generator=torch.Generator().manual_seed(0))
-    drawn = gaussian_features(method.known_classes(torch.arange(0)), torch.arange(5), draws, method.options)
+    drawn = gaussian_features(head.known_classes(torch.arange(0), None), torch.arange(5), draws, head.options)
     for half in drawn.chunk(2, 1):
-        assert cosine_similarity(half.mean(1), method.prototypes).min() > 0.99
-        np.testing.assert_allclose(half.mean(1).norm(dim=1), method.prototypes.norm(dim=1), rtol=0.05)
+        assert cosine_similarity(half.mean(1), head.prototypes).min() > 0.99
+        np.testing.assert_allclose(half.mean(1).norm(dim=1), head.prototypes.norm(dim=1), rtol=0.05)
 
 
 def test_held_out_accuracy_is_that_of_the_calibrated_rows(weights):
     clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", calibration="mpcc")
     clf.fit(*pictures(range(5), 6)).learn(*pictures([10], 5))
     assert clf.calibration_["held_out_accuracy"] > 0.9
-    clf.knowledge_.method.rows = clf.knowledge_.method.rows[[1, 0, 2, 3, 4, 5]]  # two classes mixed up
+    head = clf.knowledge_.method.head
+    head.rows = head.rows[[1, 0, 2, 3, 4, 5]]  # two classes mixed up
     clf.knowledge_.calibrate(clf.false_rejection)
     assert clf.calibration_["held_out_accuracy"] == pytest.approx(0.6, abs=0.1)
 

@@ -11,6 +11,7 @@ batch, and the low-rank parts are batched products.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,12 @@ class LoRA(nn.Module):
         """The given sets alone, frozen."""
         chosen = list(sets)
         return LoRA(self.A[:, chosen].detach().clone(), self.B[:, chosen].detach().clone()).requires_grad_(False)
+
+
+def empty_lora(depth: int, dim: int, **place: Any) -> LoRA:
+    """A set of rank zero, which changes nothing; `place` has its device and dtype."""
+    A, B = torch.zeros(depth, 1, 2, 0, dim, **place), torch.zeros(depth, 1, 2, dim, 0, **place)
+    return LoRA(A, B).requires_grad_(False)
 
 
 def initial_lora(

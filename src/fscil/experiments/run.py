@@ -22,7 +22,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fscil
-from fscil import registry
 from fscil._version import __version__
 from fscil.backbones.vit import Backbone, make_backbone
 from fscil.config import (
@@ -38,7 +37,6 @@ from fscil.config import (
     IMAGENET_STD,
     RunConfig,
     TransformConfig,
-    build,
     differences,
     read_config,
     with_later_settings,
@@ -54,6 +52,7 @@ from fscil.errors import UserError
 from fscil.evaluation import metrics
 from fscil.experiments.tensorboard import TensorBoard, check_tensorboard, tensorboard
 from fscil.files import RunKeeper, atomic_write, load_tensors, read_json, save_tensors, write_json
+from fscil.methods.making import make_method
 from fscil.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -131,8 +130,7 @@ def run(
         if dataset is not None:
             stream = make_stream(dataset, config.data, transform, config.seed, place.device)
         backbone.prepare(place)
-        cls = registry.method_class(config.method)
-        method: Method = cls(backbone, build(cls.Options, config.options, "options."), place)
+        method = make_method(config.method, config.options, backbone, place, config.head)
 
         record = RunRecord(folder, config, stream, place)
         if resume:
@@ -223,11 +221,10 @@ def _fit_base(method: Method, task: Task, runtime: Runtime, share: bool) -> None
         method.fit_base(task)
         return
     cls = type(method)
-    options = {name: value for name, value in asdict(method.options).items() if name not in method.after_base}
     key = {
         "part": "base model",
         "method": f"{cls.__module__.removesuffix('.method')}:{cls.__qualname__}",  # as before SMP had a folder
-        "options": options,
+        "options": method.base_options(),
         "backbone": method.backbone.hash,
         "images": task.images.fingerprint,
         "labels": hashlib.sha256(task.labels.cpu().numpy().tobytes()).hexdigest()[:16],

@@ -15,7 +15,7 @@ from fscil.maths.gaussians import Roots, densest_half
 from fscil.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fscil.methods.smp.method import SMPOptions
+    from fscil.heads.mpcc import MPCCOptions
 
 EPOCH_SET_BYTES = 2**31  # above this an epoch's embedding set is drawn mini-batch by mini-batch
 Features = tuple[Tensor, Tensor]  # (n, d) and their labels (n,)
@@ -49,7 +49,7 @@ class KnownClasses:
 
 
 def embedding_batches(
-    known: KnownClasses, real: Features, o: SMPOptions, runtime: Runtime, session: int, epoch: int
+    known: KnownClasses, real: Features, o: MPCCOptions, runtime: Runtime, session: int, epoch: int
 ) -> Iterator[Features]:
     """Shuffled mini-batches of one epoch: 256 Gaussian features of each other class, and the real ones."""
     old, (seen, dim) = known.others, known.prototypes.shape
@@ -57,8 +57,8 @@ def embedding_batches(
     synthetic = len(old) * per_class
     order = torch.randperm(synthetic + len(real[1]), generator=runtime.generator("mpcc", "order", session, epoch))
     order = order.to(old.device)
-    steps = max(1, seen * per_class // o.calibration_batch)
-    edges = [i * o.calibration_batch for i in range(steps)] + [len(order)]  # the last batch takes the remainder
+    steps = max(1, seen * per_class // o.batch_size)
+    edges = [i * o.batch_size for i in range(steps)] + [len(order)]  # the last batch takes the remainder
     whole = None
     if synthetic * dim * 4 <= EPOCH_SET_BYTES:
         shape = (len(old), (1 + o.density_filter) * per_class, dim)
@@ -73,7 +73,7 @@ def embedding_batches(
             yield _draw_batch(known, chosen, old, real, o, runtime, (session, epoch, step))
 
 
-def gaussian_features(known: KnownClasses, classes: Tensor, z: Tensor, o: SMPOptions) -> Tensor:
+def gaussian_features(known: KnownClasses, classes: Tensor, z: Tensor, o: MPCCOptions) -> Tensor:
     """256 features of each class from draws z (C, 256 or 512, d): base classes half around P, half around Clf^d."""
     half = o.features_per_class // 2
     centred = known.has_second_centre(classes, o.second_centre)
@@ -91,7 +91,7 @@ def _draw_batch(
     chosen: Tensor,
     old: Tensor,
     real: Features,
-    o: SMPOptions,
+    o: MPCCOptions,
     runtime: Runtime,
     key: tuple[int, int, int],
 ) -> Features:

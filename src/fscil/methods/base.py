@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,15 +14,11 @@ from fscil.backbones.vit import Backbone
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.errors import UserError
+from fscil.heads.base import NoOptions
 from fscil.runtime import Runtime
 
 if TYPE_CHECKING:
     from fscil.methods.families.adapter_sets import StreamPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoOptions:
-    """Options of a method that has none."""
 
 
 class Method(nn.Module):
@@ -59,6 +56,15 @@ class Method(nn.Module):
         pass."""
         return None
 
+    @classmethod
+    def dim_of(cls, backbone: Backbone, options: Any) -> int:
+        """Numbers in a feature."""
+        return backbone.dim
+
+    @property
+    def feature_dim(self) -> int:
+        return self.dim_of(self.backbone, self.options)
+
     def fit_base(self, task: Task) -> None:
         raise NotImplementedError
 
@@ -79,6 +85,23 @@ class Method(nn.Module):
     def logits_from(self, features: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no fixed features")
 
+    def embed(self, images: Tensor) -> Tensor:
+        """Features (b, d) of image tensors, for views that heads ask for."""
+        raise UserError(f"{type(self).__name__} gives no features of augmented views; choose a head without views.")
+
+    def view_features(self, images: Pixels, positions: Tensor, keys: Tensor) -> Tensor:
+        """Features of augmented views: of the images at `positions`, each with its augmentation key."""
+        size = self.runtime.batch_size_eval
+        with torch.no_grad():
+            parts = [
+                self.embed(images.augmented(p, k)) for p, k in zip(positions.split(size), keys.split(size), strict=True)
+            ]
+        return torch.cat(parts)
+
+    def remembering(self) -> AbstractContextManager[None]:
+        """Within the block, features of the same images may be computed once."""
+        return nullcontext()
+
     def diagnostics(self) -> dict[str, Any]:
         """JSON-able facts about the last task, for the run's log."""
         return self._diagnostics
@@ -92,6 +115,10 @@ class Method(nn.Module):
         return 0, 0
 
     # ---- state ----
+    def base_options(self) -> dict[str, Any]:
+        """The options that the base task depends on: runs that agree in these can share a base model."""
+        return {name: value for name, value in asdict(self.options).items() if name not in self.after_base}
+
     def state(self) -> dict[str, Tensor]:
         """Everything learned: all parameters and buffers but the frozen backbone's."""
         named = [*self.named_parameters(), *self.named_buffers()]

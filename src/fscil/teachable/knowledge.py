@@ -249,7 +249,7 @@ class Knowledge:
         if len(classes) != method.seen:
             raise ValueError(f"{len(classes)} class names for {method.seen} classes")
         if method.features_fixed:  # shapes that do not fit one another show here, not at the first picture
-            knowledge.judge_features(torch.zeros(1, method.backbone.dim, device=method.runtime.device))
+            knowledge.judge_features(torch.zeros(1, method.feature_dim, device=method.runtime.device))
         return knowledge
 
 

@@ -44,8 +44,8 @@ from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
 from fscil.experiments.run import make_transform
 from fscil.methods.base import Method
+from fscil.methods.making import make_method
 from fscil.runtime import Runtime
-from fscil.teachable.calibration import remembered_features
 from fscil.teachable.folder import BACKBONE, Head, ModelFolder, Version
 from fscil.teachable.knowledge import Knowledge
 from fscil.teachable.planning import choose_held_out, fit_frozen, make_plan
@@ -152,7 +152,7 @@ class Teachable:
             )
         self.plan_ = plan.said(len(names), len(training), int(held.sum()))
         (self._note if plan.too_small else self._display.line)(self.plan_)
-        with remembered_features(method):
+        with method.remembering():
             if plan.trains:
                 method.fit_base(task)
             else:
@@ -198,7 +198,7 @@ class Teachable:
             new = tuple(range(len(names), len(order)))
             pixels = Pixels(pictures.store, self.transform_, self.seed, pictures.kept, self.runtime_.device)
             task = Task(int(knowledge.method.tasks_seen), new, pixels, number)
-            with remembered_features(knowledge.method):
+            with knowledge.method.remembering():
                 knowledge.method.learn(task)
                 knowledge.describe_taught(task)
                 knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
@@ -497,8 +497,8 @@ class Teachable:
         return make_transform(build(TransformConfig, {**usual, **(self.transform or {})}, "transform."), backbone)
 
     def _new_method(self) -> Method:
-        cls = registry.method_class(self.config_["method"])
-        return cls(self.backbone_, build(cls.Options, self.config_["options"], "options."), self.runtime_)
+        chosen = self.config_
+        return make_method(chosen["method"], chosen["options"], self.backbone_, self.runtime_, chosen.get("head"))
 
     # ---- parts of predict -------------------------------------------------------------------------------------------
     def _batches(self, X: Sequence[Any]) -> Iterator[tuple[Pictures, Tensor, Tensor, Tensor]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fscil import registry
-from fscil.backbones.lora import LoRA
+from fscil.backbones.lora import empty_lora
 from fscil.config import build
 from fscil.data.stream import Task
 from fscil.evaluation.openset import KnownSpace
@@ -95,13 +95,10 @@ def choose_held_out(labels: Tensor, share: float, runtime: Runtime) -> Tensor:
 def fit_frozen(method: SMP, task: Task, choose_shrinkage: bool) -> None:
     """No adapters: statistics of the plain backbone's features alone, and from them the closed form's shrinkage."""
     backbone, place = method.backbone, dict(device=method.runtime.device)
-    empty = LoRA(
-        torch.zeros(backbone.depth, 1, 2, 0, backbone.dim, **place),
-        torch.zeros(backbone.depth, 1, 2, backbone.dim, 0, **place),
-    )
     if choose_shrinkage and method.options.calibration == "closed_form":
         features = method.features(task.images)
         known = KnownSpace.of(features, task.labels.to(features.device), len(task.classes))
         method.options = replace(method.options, shrinkage=known.shrinkage)
+        method.head = method.own_head()
     rows = torch.zeros(1, len(task.classes), backbone.dim, **place)
-    method.adopt(Streams(empty.requires_grad_(False), rows, torch.ones(1, **place)), task)
+    method.adopt(Streams(empty_lora(backbone.depth, backbone.dim, **place), rows, torch.ones(1, **place)), task)

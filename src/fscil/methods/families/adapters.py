@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fscil.backbones.lora import LoRA, initial_lora
+from fscil.backbones.lora import LoRA, empty_lora, initial_lora
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
@@ -50,8 +50,7 @@ class AdapterMethod(Method):
         depth, dim = backbone.depth, backbone.dim
         self.wide = torch.float64 if runtime.dtype == torch.float64 else torch.float32
         self.place = dict(device=runtime.device, dtype=self.wide)
-        empty = torch.zeros(depth, 1, 2, 0, dim, **self.place), torch.zeros(depth, 1, 2, dim, 0, **self.place)
-        self.lora = LoRA(*empty).requires_grad_(False)
+        self.lora = empty_lora(depth, dim, **self.place)
         self.register_buffer("prototypes", torch.zeros(0, dim, **self.place))  # raw means (seen, d)
         self.register_buffer("base_count", torch.zeros((), dtype=torch.int64))
 
@@ -82,7 +81,10 @@ class AdapterMethod(Method):
         return features, labels
 
     def features(self, images: Pixels) -> Tensor:
-        return self.extract(images, lambda batch: self.backbone(batch, self.lora)[0])
+        return self.extract(images, self.embed)
+
+    def embed(self, images: Tensor) -> Tensor:
+        return self.backbone(images, self.lora)[0]
 
     def trainable_parameters(self) -> int:
         """LoRA factors and the head of the base classes."""

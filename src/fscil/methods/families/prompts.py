@@ -176,8 +176,9 @@ class Prompted(Method):
     def features(self, images: Pixels) -> Tensor:
         return self.extract(images, self.embed, "features", self.query_features(images))
 
-    def embed(self, images: Tensor, query: Tensor) -> Tensor:
-        """Features (b, d) of image tensors whose queries are known."""
+    def embed(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Features (b, d) of image tensors, whose queries may be known."""
+        query = self.backbone(images) if query is None else query
         return self.encode(self.backbone.embed(images), query, None)[0]
 
     def logits_from(self, features: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from fscil.backbones.vit import GLYPH_VITS, Backbone
 from fscil.data.pixels import resampling_matrix
 from fscil.errors import UserError
 from fscil.files import atomic_path, atomic_write, write_json
+from fscil.heads.base import Linear
 from fscil.maths.discriminant import discriminant, shrink
 from fscil.methods.smp.method import SMP
 from fscil.teachable.model import Teachable
@@ -183,8 +184,7 @@ class WholeModel(nn.Module):
         for name, values in (("mean", clf.transform_.mean), ("std", clf.transform_.std)):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1))
         self.temperature, threshold = clf.calibration_["temperature"], clf.calibration_["threshold"]
-        self.unit = method.options.calibration != "closed_form" or method.options.closed_form_features == "unit"
-        weight, bias = classifier(method)
+        weight, bias, self.unit = classifier(method)
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
         self.rejects = threshold is not None and known is not None
@@ -250,19 +250,17 @@ def folded_weights(clf: Teachable) -> dict[str, Tensor]:
     return tensors
 
 
-def classifier(method: SMP) -> tuple[Tensor, Tensor]:
-    """Weights and biases, in float64, of the logits on features (closed form) or on their directions (cosine)."""
-    o = method.options
-    if o.calibration == "closed_form":
-        pooled, means = method.pooled.double().cpu(), method.prototypes.double().cpu()
-        return discriminant(means, method.class_counts.cpu(), pooled, o.shrinkage, o.correction)
-    rows = o.calibration_scale * F.normalize(method.rows.double().cpu(), dim=1)
-    return rows, rows.new_zeros(len(rows))
+def classifier(method: SMP) -> Linear:
+    """The head as a linear layer, in float64: on features (closed form) or on their directions (cosine)."""
+    linear = method.head.linear()
+    if linear is None:
+        raise UserError(f"the scores of head {type(method.head).__name__} are not linear; it cannot be exported.")
+    return linear
 
 
 def linear_head(clf: Teachable) -> tuple[Tensor, Tensor]:
     """The classifier as a linear layer on raw features, temperature included."""
-    weight, bias = classifier(_smp(clf))
+    weight, bias, _ = classifier(_smp(clf))
     temperature = clf.calibration_["temperature"]
     return (weight / temperature).float(), (bias / temperature).float()
 

@@ -1,0 +1,191 @@
+"""The contract every head meets: what turns features that stay fixed after the base task into a classifier.
+
+A head never sees pixels, a backbone or a method. It gets `Lesson`s: the features of a task's images, their labels, and
+a function that gives features of further augmented views of them.
+
+    describe(lesson)   the base task: means, covariances, whatever the head goes by
+    learn(lesson)      new classes, or further images of known ones
+    forget(label)      as if the class had never been learned
+    scores(features)   (n, classes)
+
+Everything learned is in buffers, so `state` is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fscil.errors import UserError
+from fscil.maths.prototypes import class_means
+from fscil.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """Options of something that has none."""
+
+
+class Views(Protocol):
+    """Features of augmented views of a lesson's images: view `numbers[i]` of the image at `positions[i]`; without
+    positions, every numbered view of every image, view by view."""
+
+    def __call__(self, numbers: Tensor, positions: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a head is given to learn from."""
+
+    features: Tensor  # (n, d) of the images as they are
+    labels: Tensor  # (n,), numbered by order of arrival
+    classes: int  # known with this lesson
+    views: Views
+    number: int = 0  # of the task, 0 for the base: keys the randomness of this lesson
+    trained_rows: Tensor | None = None  # (base classes, d) of the cosine head that trained the features, if one did
+
+    @property
+    def counts(self) -> Tensor:
+        """Images of each class in this lesson: (classes,)."""
+        return torch.bincount(self.labels, minlength=self.classes)
+
+    def means(self, features: Tensor | None = None) -> Tensor:
+        """Mean feature of each class, zeros for those without images here: (classes, d)."""
+        return class_means(self.features if features is None else features, self.labels, self.classes)
+
+
+class Linear(NamedTuple):
+    """Scores as a linear layer  x Wᵀ + b,  on features or (`unit`) on their directions."""
+
+    weights: Tensor
+    biases: Tensor
+    unit: bool
+
+
+class Head(nn.Module):
+    """A classifier on features (n, `dim`) that stay fixed.
+
+    `counts` has the images seen of each class. Classes are numbered by order of arrival.
+    """
+
+    Options: type = NoOptions
+    after_base: frozenset[str] = frozenset()  # options that `describe` does not look at
+    exact = True  # adding and forgetting give what learning everything at once, or never, would have given
+    counts: Tensor
+
+    def __init__(self, dim: int, options: Any, runtime: Runtime):
+        super().__init__()
+        self.dim, self.options, self.runtime = dim, options, runtime
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64, device=runtime.device))
+        self.diagnostics: dict[str, Any] = {}  # JSON-able facts about the last lesson
+
+    @property
+    def seen(self) -> int:
+        """Number of classes known."""
+        return len(self.counts)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Device and type of what is learned: float32, or float64 where everything is."""
+        wide = torch.float64 if self.runtime.dtype == torch.float64 else torch.float32
+        return {"device": self.runtime.device, "dtype": wide}
+
+    # ---- what a head gives -------------------------------------------------------------------------------------------
+    def describe(self, lesson: Lesson) -> None:
+        """Learns the base classes. `counts` is set already."""
+        raise NotImplementedError
+
+    def learn(self, lesson: Lesson, before: Tensor) -> None:
+        """Learns the classes of a lesson, new or known. `counts` is set already, `before` has those before it, zeros
+        for new classes."""
+        raise NotImplementedError
+
+    def drop(self, label: int, keep: Tensor) -> None:
+        """Removes what is known of a class; `keep` marks the other ones."""
+        raise NotImplementedError
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(n, d) -> (n, classes): higher is likelier; a softmax of them is a posterior up to a temperature."""
+        raise NotImplementedError
+
+    def linear(self) -> Linear | None:
+        """The scores as a linear layer, for exports; None where they are not linear."""
+        return None
+
+    @classmethod
+    def views_per_shot(cls, options: Any, shots: int) -> int:
+        """Augmented views that a lesson asks for, per image of a class with so many: what teaching costs."""
+        return 0
+
+    # ---- the same for all --------------------------------------------------------------------------------------------
+    def fit(self, lesson: Lesson) -> None:
+        """Starts anew with the base task."""
+        self.counts, self.diagnostics = lesson.counts, {}
+        self.describe(lesson)
+
+    def teach(self, lesson: Lesson) -> None:
+        """Takes in a later task."""
+        before = torch.cat([self.counts, self.counts.new_zeros(lesson.classes - self.seen)])
+        self.counts, self.diagnostics = before + lesson.counts, {}
+        self.learn(lesson, before)
+
+    def forget(self, label: int) -> None:
+        """Removes a class; the labels above it move down by one."""
+        keep = torch.arange(self.seen, device=self.counts.device) != label
+        self.drop(label, keep)
+        self.counts = self.counts[keep]
+
+    def without(self, rest: Lesson, features: Tensor, labels: Tensor) -> Head:
+        """This head as if the base images with these features had not been seen; `rest` are the other base images.
+
+        Here: described anew from the rest, which knows nothing of classes taught since. Heads that can do better do.
+        """
+        head = self.twin()
+        head.fit(rest)
+        return head
+
+    def twin(self) -> Head:
+        """A fresh head of this kind."""
+        return type(self)(self.dim, self.options, self.runtime)
+
+    def copy(self) -> Head:
+        """A head that knows the same."""
+        head = self.twin()
+        head.load_state(self.state())
+        head.counts = self.counts
+        return head
+
+    def running(self, old: Tensor, means: Tensor, before: Tensor) -> Tensor:
+        """Means (classes, d) of all images so far, from the old ones and those of the images that came since."""
+        old = torch.cat([old, torch.zeros_like(means[len(old) :])])
+        gained = (self.counts - before).to(old.dtype)[:, None]
+        return old + (means - old) * gained / self.counts.to(old.dtype)[:, None]
+
+    def base_options(self) -> dict[str, Any]:
+        """The options that the base task depends on."""
+        return {name: value for name, value in asdict(self.options).items() if name not in self.after_base}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything learned but the counts, which the method keeps."""
+        named = [*self.named_parameters(), *self.named_buffers()]
+        return {name: tensor.detach() for name, tensor in named if name != "counts"}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restores `state()`; tensors may have other sizes than a fresh head's."""
+        for name, tensor in state.items():
+            if name not in self._buffers:
+                raise ValueError(f'state has "{name}", which {type(self).__name__} does not know')
+            setattr(self, name, tensor.to(self.runtime.device))
+
+
+def check_spread(lesson: Lesson, name: str) -> None:
+    """Refuses base classes of one image each to heads that go by how images of one class differ."""
+    if not bool((lesson.counts > 1).any()):
+        raise UserError(
+            f'head "{name}" goes by how images of one class differ, and every base class has one image; add some, '
+            'or choose the head "prototypes".'
+        )
