@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fscil import registry
 from fscil.heads.base import Head, Lesson
 from fscil.methods.making import make_head
 from fscil.runtime import Runtime
@@ -15,6 +16,17 @@ from fscil.runtime import Runtime
 DIM, CLASSES, BASE = 12, 10, 6
 SPREAD = torch.linspace(0.2, 1.5, DIM)  # standard deviation within a class, by direction
 MEANS = 2.5 * torch.randn(CLASSES + 2, DIM, generator=torch.Generator().manual_seed(7)) + 1.0
+
+
+# Set on every head whose Options have the field; the defaults are for real features.
+SMALL = {"projections": 150, "dimensions": 60, "ensemble": 2, "draws": 40}
+
+
+def small_head(name: str, dim: int = DIM, **options: Any) -> Head:
+    """A head of the registry with small options."""
+    fields = registry.head_class(name).Options.__dataclass_fields__
+    small = {key: value for key, value in SMALL.items() if key in fields}
+    return make_head({"name": name, **small, **options}, dim, Runtime())
 
 
 def draw(classes: Iterable[int], each: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +58,7 @@ def base_lesson() -> Lesson:
 
 def trained_head(name: str, taught: Iterable[int] = range(BASE, CLASSES), **options: Any) -> Head:
     """A head after the base task and two few-shot tasks of five images per class."""
-    head = make_head({"name": name, **options}, DIM, Runtime())
+    head = small_head(name, **options)
     head.fit(base_lesson())
     for label in taught:
         head.teach(lesson([label], 5, number=label - BASE + 1))

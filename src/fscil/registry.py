@@ -105,7 +105,11 @@ METHODS: dict[str, MethodEntry] = {
     "closed_form": MethodEntry(
         _SMP, "MIAM + closed form", "merged adapters, training-free calibration", {"calibration": "closed_form"}, "smp"
     ),
-    "frozen": MethodEntry("fscil.methods.frozen:Frozen", "Frozen", "the backbone as it is, prototypes (SimpleCIL)"),
+    "frozen": MethodEntry("fscil.methods.frozen:Frozen", "Frozen", "the backbone as it is, with a head of choice"),
+    "simplecil": MethodEntry("fscil.methods.frozen:Frozen", "SimpleCIL", "frozen features, prototypes"),
+    "aper": MethodEntry(
+        "fscil.methods.aper:APER", "APER", "frozen and adapted features side by side, prototypes", family="baseline"
+    ),
     "icarl": _comparator("icarl", "ICaRL", "iCaRL", "full fine-tuning, stored exemplars, distillation, nearest mean"),
     "foster": _comparator("foster", "FOSTER", "FOSTER", "boosting with a second backbone, then compression; exemplars"),
     "cec": _comparator("cec", "CEC", "CEC", "graph-attention classifier trained on pseudo-incremental episodes"),
@@ -141,6 +145,47 @@ HEADS: dict[str, HeadEntry] = {
         "fscil.heads.closed_form:ClosedForm",
         "closed form",
         "shrunken linear discriminant with a correction for few images; no training, exact adding and forgetting",
+    ),
+    "plda": HeadEntry(
+        "fscil.heads.plda:PLDA",
+        "PLDA",
+        "Gaussian class means with their posterior integrated out; no training, nothing to set for few images",
+    ),
+    "fecam": HeadEntry(
+        "fscil.heads.fecam:FeCAM",
+        "FeCAM",
+        "a covariance for every class; no training, d² numbers per class, wants many images of each",
+    ),
+    "c_fecam": HeadEntry(
+        "fscil.heads.c_fecam:CFeCAM",
+        "C-FeCAM",
+        "FeCAM whose new classes borrow from similar base classes; made for five shots",
+    ),
+    "ranpac": HeadEntry(
+        "fscil.heads.ranpac:RanPAC",
+        "RanPAC",
+        "ridge regression on 10,000 random features, as released: strong with equal classes, not with five shots",
+    ),
+    "ranpac_balanced": HeadEntry(
+        "fscil.heads.ranpac:RanPAC",
+        "RanPAC, balanced",
+        "RanPAC with every class weighing the same; 10,000 x 10,000 to solve for in each task",
+        {"form": "balanced"},
+    ),
+    "c_ranpac": HeadEntry(
+        "fscil.heads.c_ranpac:CRanPAC",
+        "C-RanPAC",
+        "RanPAC on 800 draws of each new class, calibrated by base classes; slow, its authors' best",
+    ),
+    "klda": HeadEntry(
+        "fscil.heads.klda:KLDA",
+        "KLDA",
+        "an ensemble of discriminants on 5,000 random Fourier features, not shrunk; slow, wants many images",
+    ),
+    "slca": HeadEntry(
+        "fscil.heads.slca:SLCA",
+        "SLCA++ alignment",
+        "a linear classifier trained on Gaussian draws of all classes; MPCC's ancestor, seconds per task",
     ),
 }
 

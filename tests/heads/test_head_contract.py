@@ -7,9 +7,10 @@ import torch
 
 from fscil import registry
 from fscil.heads.base import Lesson
-from fscil.methods.making import make_head, make_method
+from fscil.methods.making import make_method
 from fscil.runtime import Runtime
-from head_world import BASE, CLASSES, DIM, base_lesson, held_out, lesson, trained_head
+from head_world import BASE, CLASSES, base_lesson, held_out, lesson, small_head, trained_head
+from head_world import SMALL as SMALL_HEADS
 from tiny_world import SMALL, base_task, copy_state, differing, few_shot_tasks, make_backbone, make_images
 
 every_head = pytest.mark.parametrize("name", list(registry.HEADS))
@@ -20,7 +21,7 @@ FIXED = ("frozen", "baseline", "teen", "clom", "l2p_plus")  # one method of each
 def small(name: str) -> dict[str, object]:
     """A head with the tiny world's options."""
     fields = registry.head_class(name).Options.__dataclass_fields__
-    return {"name": name, **{key: value for key, value in SMALL.items() if key in fields}}
+    return {"name": name, **{key: value for key, value in {**SMALL, **SMALL_HEADS}.items() if key in fields}}
 
 
 @every_head
@@ -92,7 +93,7 @@ def test_options_after_the_base_task_do_not_change_it(name):
             changed[key] = not default
         elif isinstance(default, (int, float)):
             changed[key] = default + 1 if isinstance(default, int) else default * 1.5
-    plain, other = (make_head({"name": name, **options}, DIM, Runtime()) for options in ({}, changed))
+    plain, other = (small_head(name, **options) for options in ({}, changed))
     for head in (plain, other):
         head.fit(base_lesson())
     assert not differing(plain.state(), other.state())
@@ -102,11 +103,11 @@ def test_options_after_the_base_task_do_not_change_it(name):
 def test_without_some_base_images_is_a_head_that_never_saw_them(name):
     """Against a head described from the rest alone."""
     base = base_lesson()
-    head = make_head({"name": name}, DIM, Runtime())
+    head = small_head(name)
     head.fit(base)
     out = torch.arange(len(base.labels)) % 5 == 0
     rest = Lesson(base.features[~out], base.labels[~out], BASE, base.views)
-    fresh = make_head({"name": name}, DIM, Runtime())
+    fresh = small_head(name)
     fresh.fit(rest)
     less = head.without(rest, base.features[out], base.labels[out])
     x, y = held_out()

@@ -1,0 +1,43 @@
+"""Random non-linear features: what linear classifiers on them can tell apart, a kernel would (RanPAC, KLDA)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def rectified(features: Tensor, projection: Tensor) -> Tensor:
+    """ReLU(f W): (n, d), (d, M) -> (n, M)."""
+    return (features @ projection).relu()
+
+
+def fourier(features: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """√(2/D) cos(f Ω + b), whose inner products approximate exp(−σ ‖f − f'‖²) for Ω ~ N(0, 2σ), b ~ U(0, 2π)."""
+    return math.sqrt(2 / frequencies.shape[1]) * torch.cos(features @ frequencies + phases)
+
+
+def ridge_weights(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
+    """(G + λI)⁻¹ Q: (M, M), (M, C) -> (M, C). Cholesky where G allows it."""
+    regular = gram + ridge * torch.eye(len(gram), device=gram.device, dtype=gram.dtype)
+    factor, info = torch.linalg.cholesky_ex(regular)
+    return torch.linalg.solve(regular, targets) if bool(info) else torch.cholesky_solve(targets, factor)
+
+
+def best_ridge(inputs: Tensor, targets: Tensor, weights: Tensor, ridges: list[float], share: float = 0.8) -> float:
+    """The λ whose ridge regression on the first `share` of the rows predicts the others with the least squared error.
+
+    inputs (n, M), targets (n, C), weights (n,) of the rows in the sums.
+    """
+    count = int(len(inputs) * share)
+    weighted = inputs[:count] * weights[:count, None]
+    gram, joint = inputs[:count].T @ weighted, weighted.T @ targets[:count]
+    values, vectors = torch.linalg.eigh(gram)  # one factorisation serves every λ
+    rotated, held = vectors.T @ joint, inputs[count:] @ vectors
+    tiny = torch.finfo(values.dtype).tiny
+    errors = [
+        ((held / (values + ridge).clamp(min=tiny)) @ rotated - targets[count:]).square().mean() for ridge in ridges
+    ]
+    finite = [float(error) if bool(error.isfinite()) else math.inf for error in errors]
+    return ridges[finite.index(min(finite))]
