@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fscil.config import DataConfig
 from fscil.data import cache_dir, glyphs
 from fscil.data.datasets import all as datasets
 from fscil.data.datasets.all import load_dataset, read_coda_lists
@@ -18,7 +19,6 @@ from fscil.data.downloads import Archive
 from fscil.data.manifests import Manifest
 from fscil.data.pixels import Transform
 from fscil.data.plain_pickle import read_plain_pickle
-from fscil.data.settings import DataConfig
 from fscil.data.stream import make_stream
 from fscil.errors import UserError
 

@@ -52,9 +52,9 @@ def fit(
     `fscil fit photos/base -o birds --backbone deit_tiny_patch16_224.fb_in1k --set options.epochs=5`
     """
     from fscil.commands._shared import notes
-    from fscil.config import merge, parse_setting
     from fscil.errors import UserError
     from fscil.registry import PAPER_BACKBONE
+    from fscil.strict import merge, parse_setting
     from fscil.teachable.folder import ModelFolder
     from fscil.text import percent, size
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fscil._version import __version__
-from fscil.config import build, flatten
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
 from fscil.evaluation.metrics import task_bounds
 from fscil.files import atomic_write, load_tensors, read_json
+from fscil.strict import build, flatten
 from fscil.text import duration, percent, points, size
 
 if TYPE_CHECKING:
@@ -338,9 +338,9 @@ class _Gallery:
 
 def _rebuild_stream(result: tables.Result) -> Stream:
     """The stream of a finished run, from data that are still there; never by a download."""
+    from fscil.config import DataConfig
     from fscil.data.datasets.all import load_dataset
     from fscil.data.pixels import Transform
-    from fscil.data.settings import DataConfig
     from fscil.data.stream import make_stream
 
     config = result["config"]

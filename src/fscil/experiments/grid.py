@@ -30,9 +30,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fscil.config import RunConfig, build, complete, differences, flatten, merge, read_config
+from fscil.config import RunConfig, complete, differences, read_config
 from fscil.errors import UserError
 from fscil.files import atomic_write, read_json
+from fscil.strict import build, flatten, merge
 
 HEARTBEAT = 10.0  # seconds between two signs of life of whoever works on a cell
 SILENT = 120.0  # after so long without one, a worker on another machine counts as gone

@@ -38,7 +38,6 @@ from fscil.config import (
     IMAGENET_STD,
     RunConfig,
     TransformConfig,
-    build,
     differences,
     read_config,
     with_later_settings,
@@ -46,7 +45,6 @@ from fscil.config import (
 )
 from fscil.data.datasets.all import Dataset, load_dataset
 from fscil.data.pixels import Transform
-from fscil.data.settings import with_defaults
 from fscil.data.shots import save_ledger
 from fscil.data.stream import Stream, Task, make_stream
 from fscil.display import LiveDisplay, session_line
@@ -55,6 +53,7 @@ from fscil.evaluation import metrics
 from fscil.experiments.tensorboard import TensorBoard, check_tensorboard, tensorboard
 from fscil.files import RunKeeper, atomic_write, load_tensors, read_json, save_tensors, write_json
 from fscil.runtime import Runtime
+from fscil.strict import build
 
 if TYPE_CHECKING:
     from fscil.methods.base import Method
@@ -368,7 +367,7 @@ def _filled(config: RunConfig, transform: Transform, dataset: Dataset | None, ru
     """The configuration with what the dataset and the backbone decide, so that a run folder says everything."""
     return replace(
         config,
-        data=with_defaults(config.data, dataset.base, dataset.way, dataset.shots) if dataset else config.data,
+        data=dataset.complete(config.data) if dataset else config.data,
         transform=replace(config.transform, size=transform.size, resize=transform.resize),
         runtime=replace(config.runtime, processes=runtime.processes),
     )

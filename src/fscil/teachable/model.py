@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fscil import recipes, registry
 from fscil.backbones.vit import Backbone, make_backbone
-from fscil.config import TransformConfig, build
+from fscil.config import TransformConfig
 from fscil.data import cache_dir
 from fscil.data.pictures import (
     AT_ONCE,
@@ -45,6 +45,7 @@ from fscil.errors import UserError, nearest
 from fscil.experiments.run import make_transform
 from fscil.methods.base import Method
 from fscil.runtime import Runtime
+from fscil.strict import build
 from fscil.teachable.calibration import remembered_features
 from fscil.teachable.folder import BACKBONE, Head, ModelFolder, Version
 from fscil.teachable.knowledge import Knowledge

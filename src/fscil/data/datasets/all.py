@@ -13,16 +13,16 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fscil.config import DataConfig
 from fscil.data import cache_dir
 from fscil.data.downloads import Archive, fetch, unpack, verify
 from fscil.data.manifests import TEST, TRAIN, Manifest, manifest_of_lists, stratified_split
-from fscil.data.settings import DataConfig
 from fscil.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -64,6 +64,15 @@ class Dataset:
     @property
     def name(self) -> str:
         return self.manifest.dataset
+
+    def complete(self, config: DataConfig) -> DataConfig:
+        """`config` with the usual protocol where it says None."""
+        return replace(
+            config,
+            base=self.base if config.base is None else config.base,
+            way=self.way if config.way is None else config.way,
+            shots=self.shots if config.shots is None else config.shots,
+        )
 
     def store(self, positions: Sequence[int]) -> tuple[ImageStore, list[int]]:
         """The images at these positions of the manifest, and which of them could be read (without `skip_bad`, all)."""
