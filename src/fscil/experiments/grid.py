@@ -320,8 +320,9 @@ def _train_streams(job: Job, display: Any) -> bool:
     from fscil.data.datasets.all import load_dataset
     from fscil.data.stream import make_stream
     from fscil.experiments import run as protocol
+    from fscil.experiments.keeper import RunKeeper
     from fscil.experiments.shelf import DiskShelf
-    from fscil.files import RunKeeper, write_json
+    from fscil.files import write_json
     from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
     from fscil.registry import method_class
 

@@ -50,8 +50,9 @@ from fscil.data.stream import Stream, Task, make_stream
 from fscil.display import LiveDisplay, session_line
 from fscil.errors import UserError
 from fscil.evaluation import metrics
+from fscil.experiments.keeper import RunKeeper
 from fscil.experiments.tensorboard import TensorBoard, check_tensorboard, tensorboard
-from fscil.files import RunKeeper, atomic_write, load_tensors, read_json, save_tensors, write_json
+from fscil.files import atomic_write, load_tensors, read_json, save_tensors, write_json
 from fscil.runtime import Runtime
 from fscil.strict import build
 
