@@ -23,7 +23,8 @@ from fscil.config import DataConfig, resolve
 from fscil.data.datasets.all import load_dataset
 from fscil.data.glyphs import class_name, font_path, glyph_classes
 from fscil.data.stream import make_stream
-from fscil.experiments.run import make_transform, run
+from fscil.data.transforms import make_transform
+from fscil.experiments.run import run
 
 SIZE = (960, 720)
 

@@ -27,7 +27,6 @@ from fscil.strict import build, flatten, merge, parse_setting, plain, require, s
 
 CLASS_ORDERS = ("natural", "seed", "file")
 SAMPLERS = ("seeded", "index_files")
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass

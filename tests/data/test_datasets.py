@@ -17,9 +17,9 @@ from fscil.data.datasets import all as datasets
 from fscil.data.datasets.all import load_dataset, read_coda_lists
 from fscil.data.downloads import Archive
 from fscil.data.manifests import Manifest
-from fscil.data.pixels import Transform
 from fscil.data.plain_pickle import read_plain_pickle
 from fscil.data.stream import make_stream
+from fscil.data.transforms import Transform
 from fscil.errors import UserError
 
 CIFAR_NAMES = [f"thing_{i}" for i in range(100)]

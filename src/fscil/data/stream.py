@@ -14,8 +14,9 @@ from torch import Tensor
 from fscil.config import DataConfig
 from fscil.data.datasets.all import Dataset
 from fscil.data.manifests import TEST, TRAIN, Manifest
-from fscil.data.pixels import ImageStore, Pixels, Transform
+from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.shots import Ledger, index_file_shots, ledger_shots, seeded_shots
+from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
 
 if TYPE_CHECKING:

@@ -340,8 +340,8 @@ def _rebuild_stream(result: tables.Result) -> Stream:
     """The stream of a finished run, from data that are still there; never by a download."""
     from fscil.config import DataConfig
     from fscil.data.datasets.all import load_dataset
-    from fscil.data.pixels import Transform
     from fscil.data.stream import make_stream
+    from fscil.data.transforms import Transform
 
     config = result["config"]
     try:

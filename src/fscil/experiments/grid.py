@@ -319,6 +319,7 @@ def _train_streams(job: Job, display: Any) -> bool:
     from fscil.backbones.vit import make_backbone
     from fscil.data.datasets.all import load_dataset
     from fscil.data.stream import make_stream
+    from fscil.data.transforms import make_transform
     from fscil.experiments import run as protocol
     from fscil.experiments.keeper import RunKeeper
     from fscil.experiments.shelf import DiskShelf
@@ -330,7 +331,7 @@ def _train_streams(job: Job, display: Any) -> bool:
     runtime = protocol.make_runtime(config, display, shelf=DiskShelf(job.grid / "shelf"))
     runtime.keeper = RunKeeper(job.folder, job.name)
     backbone = make_backbone(config.backbone, config.weights, config.transform.size)
-    transform = protocol.make_transform(config.transform, backbone)
+    transform = make_transform(config.transform, backbone)
     stream = make_stream(load_dataset(config.dataset, config.data), config.data, transform, config.seed, runtime.device)
     backbone.prepare(runtime)
     cls = method_class(config.method)

@@ -38,11 +38,11 @@ from fscil.data.pictures import (
     refuse,
     repeated,
 )
-from fscil.data.pixels import Pixels, Transform
+from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
+from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
-from fscil.experiments.run import make_transform
 from fscil.methods.base import Method
 from fscil.runtime import Runtime
 from fscil.strict import build
