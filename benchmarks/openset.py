@@ -19,7 +19,7 @@ import torch
 from common import environment, seconds
 
 from fscil.config import DataConfig
-from fscil.data.datasets.all import load_dataset
+from fscil.data.datasets import load_dataset
 from fscil.data.manifests import TEST, TRAIN
 from fscil.evaluation import openset
 from fscil.registry import dataset_entry

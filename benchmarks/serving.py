@@ -35,7 +35,7 @@ from common import environment
 from PIL import Image
 
 from fscil.config import DataConfig
-from fscil.data.datasets.all import load_dataset
+from fscil.data.datasets import load_dataset
 from fscil.data.manifests import TEST, TRAIN
 from fscil.teachable.model import Notice, Teachable
 

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fscil.backbones.vit import make_backbone
 from fscil.config import DataConfig, resolve
-from fscil.data.datasets.all import load_dataset
+from fscil.data.datasets import load_dataset
 from fscil.data.glyphs import class_name, font_path, glyph_classes
 from fscil.data.stream import make_stream
 from fscil.data.transforms import make_transform

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fscil.config import DataConfig
-from fscil.data.datasets.all import Dataset, array_dataset
+from fscil.data.datasets import Dataset, array_dataset
 from fscil.data.manifests import manifest_of_lists
 from fscil.data.pixels import ImageStore
 from fscil.data.shots import save_ledger

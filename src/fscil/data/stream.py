@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fscil.config import DataConfig
-from fscil.data.datasets.all import Dataset
+from fscil.data.datasets import Dataset
 from fscil.data.manifests import TEST, TRAIN, Manifest
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.shots import Ledger, index_file_shots, ledger_shots, seeded_shots

@@ -339,7 +339,7 @@ class _Gallery:
 def _rebuild_stream(result: tables.Result) -> Stream:
     """The stream of a finished run, from data that are still there; never by a download."""
     from fscil.config import DataConfig
-    from fscil.data.datasets.all import load_dataset
+    from fscil.data.datasets import load_dataset
     from fscil.data.stream import make_stream
     from fscil.data.transforms import Transform
 

@@ -40,7 +40,7 @@ from fscil.config import (
     with_later_settings,
     write_config,
 )
-from fscil.data.datasets.all import Dataset, load_dataset
+from fscil.data.datasets import Dataset, load_dataset
 from fscil.data.shots import save_ledger
 from fscil.data.stream import Stream, Task, make_stream
 from fscil.data.transforms import Transform, make_transform
