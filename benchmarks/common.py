@@ -9,8 +9,9 @@ import time
 import numpy as np
 import torch
 
-from fscil.data.pixels import ImageStore, Pixels, Transform
+from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
+from fscil.data.transforms import Transform
 
 
 def made_up_task(

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from common import environment, seconds
 
-from fscil.data.datasets.all import load_dataset
+from fscil.config import DataConfig
+from fscil.data.datasets import load_dataset
 from fscil.data.manifests import TEST, TRAIN
-from fscil.data.settings import DataConfig
 from fscil.evaluation import openset
 from fscil.registry import dataset_entry
 from fscil.teachable.model import Notice, Teachable

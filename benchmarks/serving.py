@@ -34,9 +34,9 @@ import psutil
 from common import environment
 from PIL import Image
 
-from fscil.data.datasets.all import load_dataset
+from fscil.config import DataConfig
+from fscil.data.datasets import load_dataset
 from fscil.data.manifests import TEST, TRAIN
-from fscil.data.settings import DataConfig
 from fscil.teachable.model import Notice, Teachable
 
 

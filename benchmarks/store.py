@@ -19,12 +19,12 @@ from common import environment
 from PIL import Image, ImageDraw, ImageFont
 
 from fscil.backbones.vit import make_backbone
-from fscil.config import resolve
-from fscil.data.datasets.all import load_dataset
+from fscil.config import DataConfig, resolve
+from fscil.data.datasets import load_dataset
 from fscil.data.glyphs import class_name, font_path, glyph_classes
-from fscil.data.settings import DataConfig
 from fscil.data.stream import make_stream
-from fscil.experiments.run import make_transform, run
+from fscil.data.transforms import make_transform
+from fscil.experiments.run import run
 
 SIZE = (960, 720)
 

@@ -1,64 +1,15 @@
-"""Strict keys, checked values, layers, recipes."""
+"""Layers, recipes, and configurations in files."""
 
 import dataclasses
-from typing import Literal
 
 import pytest
 import yaml
 
 from fscil import config as configuration
 from fscil import recipes, registry
-from fscil.config import RunConfig, build, differences, parse_setting, read_config, resolve, write_config
+from fscil.config import RunConfig, differences, read_config, resolve, write_config
 from fscil.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    number: float = 1.0
-    count: int | None = None
-    kind: Literal["one", "two"] = "one"
-    switch: bool = False
-    pair: tuple[float, float] = (0.0, 1.0)
-    text: str = ""
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"number": 3}, {"number": 3.0}),
-        ({"number": "1e-3"}, {"number": 0.001}),  # YAML reads 1e-3 as text
-        ({"count": None}, {"count": None}),
-        ({"count": 4}, {"count": 4}),
-        ({"pair": [0, 2]}, {"pair": (0.0, 2.0)}),
-        ({"text": 256}, {"text": "256"}),
-    ],
-)
-def test_values_take_the_type_of_their_field(values, expected):
-    made = build(Sample, values)
-    for key, value in expected.items():
-        assert getattr(made, key) == value
-        assert type(getattr(made, key)) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"number": "many"}, ["number", '"many"']),
-        ({"number": float("nan")}, ["number"]),
-        ({"number": True}, ["number", "true"]),
-        ({"count": 1.5}, ["count", "1.5"]),
-        ({"kind": "tow"}, ["kind", "one, two", '"tow"', 'Did you mean "two"?']),
-        ({"switch": 1}, ["switch", "true or false"]),
-        ({"pair": [1]}, ["pair", "[1]"]),
-        ({"pair": [1, "x"]}, ["pair[1]", '"x"']),
-        ({"swich": True}, ['"swich"', 'Did you mean "switch"?']),
-    ],
-)
-def test_a_wrong_value_is_named_with_its_key(values, words):
-    with pytest.raises(UserError) as caught:
-        build(Sample, values)
-    for word in words:
-        assert word in str(caught.value)
+from fscil.strict import build
 
 
 @pytest.mark.parametrize(
@@ -75,12 +26,6 @@ def test_unknown_keys_suggest_the_nearest(setting, suggestion):
     with pytest.raises(UserError, match="unknown key") as caught:
         resolve(settings=[setting])
     assert f"Did you mean {suggestion}?" in str(caught.value)
-
-
-@pytest.mark.parametrize("setting", ["options.epochs", "=3", "a..b=1", "seed=[1"])
-def test_a_setting_that_cannot_be_read_says_so(setting):
-    with pytest.raises(UserError, match="--set"):
-        parse_setting(setting)
 
 
 @pytest.mark.parametrize(

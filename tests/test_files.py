@@ -1,6 +1,7 @@
 """Files are whole or absent, carry a version, and never need pickle."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -11,9 +12,9 @@ import sys
 import pytest
 import torch
 
-from fscil import files as checkpoint
+from fscil import files
 from fscil.errors import UserError
-from fscil.files import RunKeeper, atomic_write, load_tensors, read_json, save_tensors, write_json
+from fscil.files import atomic_write, digest_file, load_tensors, read_json, save_tensors, write_json
 
 
 def test_json_round_trip_keeps_values_and_matrix_rows_on_one_line(tmp_path):
@@ -21,7 +22,7 @@ def test_json_round_trip_keeps_values_and_matrix_rows_on_one_line(tmp_path):
     write_json(tmp_path / "x.json", data)
     assert read_json(tmp_path / "x.json") == data
     text = (tmp_path / "x.json").read_text()
-    assert "[1, 2]" in text and json.loads(text)["format_version"] == checkpoint.FORMAT_VERSION
+    assert "[1, 2]" in text and json.loads(text)["format_version"] == files.FORMAT_VERSION
 
 
 def test_tensors_round_trip_with_their_types_and_description(tmp_path):
@@ -140,21 +141,9 @@ def test_written_files_have_ordinary_permissions(tmp_path):
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o644
 
 
-def test_the_keeper_returns_what_it_kept_for_this_task_and_configuration_only(tmp_path):
-    keeper = RunKeeper(tmp_path, "abc")
-    assert keeper.load("adapters") is None
-    keeper.save("adapters", {"w": torch.ones(2)})
-    keeper.save("second stage/ä", {"w": torch.zeros(2)})
-    assert torch.equal(keeper.load("adapters")["w"], torch.ones(2))
-    assert torch.equal(keeper.load("second stage/ä")["w"], torch.zeros(2))
-    assert RunKeeper(tmp_path, "other").load("adapters") is None
-    keeper.task = 1
-    assert keeper.load("adapters") is None
-    keeper.save("adapters", {"w": torch.full((2,), 3.0)})
-    keeper.task = 0
-    keeper.clear()
-    assert keeper.load("adapters") is None
-    keeper.task = 1
-    assert keeper.load("adapters") is not None
-    RunKeeper(tmp_path / "none", writes=False).save("x", {"w": torch.ones(1)})
-    assert not (tmp_path / "none").exists()
+def test_files_are_hashed_whole(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    (tmp_path / "long").write_bytes(b"a" * 3_000_000)  # longer than a block
+    assert digest_file(tmp_path / "abc").startswith("ba7816bf8f01cfea")  # FIPS 180-2's own example
+    assert digest_file(tmp_path / "long") == hashlib.sha256(b"a" * 3_000_000).hexdigest()
+    assert digest_file(tmp_path / "abc", "md5") == "900150983cd24fb0d6963f7d28e17f72"  # RFC 1321

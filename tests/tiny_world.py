@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fscil import registry
 from fscil.backbones.vit import Backbone
-from fscil.data.pixels import ImageStore, Pixels, Transform
+from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
+from fscil.data.transforms import Transform
 from fscil.methods.base import Method
 from fscil.runtime import Keeper, Runtime, Shelf
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: dataclasses, strict keys, checked values, and how layers are put on one another.
+"""The configuration of a run: what can be chosen, and how layers of choices are put on one another.
 
     dataclass defaults <- the method's registry entry <- recipe (<- its `fast:` block) <- --set a.b=c <- explicit flags
 
@@ -12,23 +12,66 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
-import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from fscil import recipes, registry
-from fscil.data.settings import DataConfig
 from fscil.errors import UserError, nearest
 from fscil.files import FORMAT_VERSION, atomic_write, check_version
+from fscil.strict import build, flatten, merge, parse_setting, plain, require, show, unknown_key
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLASS_ORDERS = ("natural", "seed", "file")
+SAMPLERS = ("seeded", "index_files")
+
+
+@dataclass
+class DataConfig:
+    """The data part of a run's configuration. `None` means the dataset's own default."""
+
+    root: str | None = None  # folder of the dataset (for `folder` also a CSV file); None: the download cache
+    split: str | None = None  # which train/test split: `official`, `80-20`, `pack`, … (docs/datasets.md)
+    split_file: str | None = None  # a split manifest (.json), or CODA-Prompt's ImageNet-R lists (.yaml)
+    base: int | None = None  # classes of the base task
+    way: int | None = None  # new classes per task
+    tasks: int | None = None  # few-shot tasks; None: until the classes are used up
+    shots: int | None = None  # images per new class
+    class_order: str = "natural"  # natural | seed | file
+    order_seed: int = 1993  # of class_order `seed`: numpy's RandomState(order_seed).permutation
+    order_file: str | None = None  # of class_order `file`: one class name (or number in natural order) per line
+    sampler: str = "seeded"  # seeded | index_files
+    index_files: str | None = None  # folder with session_1.txt, session_2.txt, …
+    shots_file: str | None = None  # JSON ledger of a former run (shots.json): exactly these shots
+    store: str = "256"  # full, or the short side images are reduced to once, aspect ratio kept
+    skip_bad: bool = False  # leave unreadable images out instead of stopping
+    test_fraction: float = 0.2  # of the stratified split
+    validation: bool = False  # a stream cut from the base task alone, to choose settings on; test images stay unseen
+    limit: int | None = None  # smoke runs: at most so many images per base class, and test images per class
+    download: bool | None = None  # None: only into the cache, when no root is given; True: into root as well
+
+    def __post_init__(self) -> None:
+        for name, choices in (("class_order", CLASS_ORDERS), ("sampler", SAMPLERS)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise UserError(f'{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}')
+        for name, least in (("base", 1), ("way", 1), ("tasks", 0), ("shots", 1), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name} is {value}; it must be at least {least}.")
+        if not 0 < self.test_fraction < 1:
+            raise UserError(f"test_fraction is {self.test_fraction}; it must lie between 0 and 1.")
+        self.store = str(self.store)
+        if self.store != "full" and not (self.store.isdecimal() and int(self.store) > 0):
+            raise UserError(f'store "{self.store}" is neither "full" nor a number of pixels such as 256.')
+
+    @property
+    def short_side(self) -> int | None:
+        """Pixels the shorter side of a stored image is reduced to; None keeps images whole."""
+        return None if self.store == "full" else int(self.store)
 
 
 @dataclass(frozen=True)
@@ -43,11 +86,11 @@ class TransformConfig:
     normalize: Literal["auto", "none", "half", "imagenet"] = "auto"  # auto: what suits the backbone
 
     def __post_init__(self) -> None:
-        _require(self.size is None or self.size > 0, "size", self.size, "a positive number of pixels")
-        _require(self.resize is None or self.resize > 0, "resize", self.resize, "a positive number of pixels")
-        _require(0 < self.scale[0] <= self.scale[1] <= 1, "scale", self.scale, "low <= high within (0, 1]")
-        _require(0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "positive, low <= high")
-        _require(0 <= self.flip <= 1, "flip", self.flip, "a probability")
+        require(self.size is None or self.size > 0, "size", self.size, "a positive number of pixels")
+        require(self.resize is None or self.resize > 0, "resize", self.resize, "a positive number of pixels")
+        require(0 < self.scale[0] <= self.scale[1] <= 1, "scale", self.scale, "low <= high within (0, 1]")
+        require(0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "positive, low <= high")
+        require(0 <= self.flip <= 1, "flip", self.flip, "a probability")
 
 
 @dataclass(frozen=True)
@@ -67,7 +110,7 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         for name in ("eval_batch", "micro_batch"):
             value = getattr(self, name)
-            _require(value is None or value > 0, name, value, "positive")
+            require(value is None or value > 0, name, value, "positive")
 
 
 @dataclass(frozen=True)
@@ -93,10 +136,10 @@ class RunConfig:
     head: dict[str, Any] = field(default_factory=dict)  # name and options of another head; empty: the method's own
 
     def __post_init__(self) -> None:
-        _require(0 <= self.seed < 2**32, "seed", self.seed, "between 0 and 2**32 - 1")
+        require(0 <= self.seed < 2**32, "seed", self.seed, "between 0 and 2**32 - 1")
 
     def to_dict(self) -> dict[str, Any]:
-        values = _plain(dataclasses.asdict(self))
+        values = plain(dataclasses.asdict(self))
         if not self.head:  # written down only where one is chosen, so that older runs are the same run
             del values["head"]
         return values
@@ -107,175 +150,12 @@ class RunConfig:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
-    items: dict[str, Any] = {}
-    for key, value in values.items():
-        items.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return items
-
-
 def _matters(key: str) -> bool:
     """Whether a setting can change results: not where data lies, not where it is computed, not how it is shown."""
     return key.split(".")[0] not in ("recipe", "runtime", "evaluation") and key not in ("data.root", "data.download")
 
 
-def _require(condition: bool, name: str, value: Any, meaning: str) -> None:
-    if not condition:
-        raise UserError(f"{name} must be {meaning}, got {_show(value)}")
-
-
-def _plain(value: Any) -> Any:
-    """Only what YAML and JSON can say: tuples become lists, enums their values, paths text."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
-
-
-def _show(value: Any) -> str:
-    return json.dumps(value, default=str, ensure_ascii=False)
-
-
-# ---- strict construction -------------------------------------------------------------------------------------------
-
-
-def build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Make the dataclass `cls` from a mapping: unknown keys and values of a wrong type are errors that name the key."""
-    if not isinstance(values, Mapping):
-        raise UserError(f'"{prefix.rstrip(".")}" must be a mapping of settings, got {_show(values)}')
-    hints = typing.get_type_hints(cls)
-    known = [item.name for item in dataclasses.fields(cls) if item.init]
-    converted = {}
-    for key, value in values.items():
-        if key not in known:
-            raise UserError(unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in known]))
-        converted[key] = _convert(value, hints[key], f"{prefix}{key}")
-    try:
-        return cls(**converted)
-    except UserError as error:
-        raise UserError(f"{prefix}{error}") from error
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{prefix.rstrip('.') or cls.__name__}: {error}") from error
-
-
-def unknown_key(key: str, known: Sequence[str]) -> str:
-    last = key.rpartition(".")[2]
-    same = [name for name in known if name.rpartition(".")[2] == last]
-    hint = f' Did you mean "{same[0]}"?' if same else nearest(key, known)
-    return f'unknown key "{key}".{hint}'
-
-
-def _convert(value: Any, hint: Any, key: str) -> Any:
-    """`value` as type `hint`, or a UserError. YAML reads 1e-3 as text, so text that is a number counts as one."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return _convert_union(value, arguments, key)
-    if origin is Literal:
-        if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # YAML reads on and off as truth values
-            value = "on" if value else "off"
-        if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
-            raise UserError(_not_a_choice(key, value, arguments))
-        return value
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        choices = [item.value for item in hint]
-        if value not in choices and not isinstance(value, hint):
-            raise UserError(_not_a_choice(key, value, choices))
-        return hint(value)
-    if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else build(hint, value, f"{key}.")
-    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    elif hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    elif hint is str and isinstance(value, (str, int)) and not isinstance(value, bool):
-        return str(value)
-    elif hint in (bool, type(None)) and isinstance(value, hint):
-        return value
-    elif hint is Path and isinstance(value, (str, Path)):
-        return Path(value)
-    elif hint is dict or origin is dict:
-        if isinstance(value, Mapping):
-            return dict(value)
-    elif origin in (tuple, list) and isinstance(value, (list, tuple)):
-        if origin is list or arguments[-1] is Ellipsis:
-            kinds = [arguments[0]] * len(value)
-        else:
-            kinds = list(arguments)
-        if len(kinds) == len(value):
-            return origin(_convert(item, kind, f"{key}[{i}]") for i, (item, kind) in enumerate(zip(value, kinds)))
-    raise UserError(f'"{key}" must be {_describe(hint)}, got {_show(value)}')
-
-
-def _convert_union(value: Any, choices: Sequence[Any], key: str) -> Any:
-    failures = []
-    for choice in choices:
-        try:
-            return _convert(value, choice, key)
-        except UserError as error:
-            failures.append(error)
-    useful = [f for f, choice in zip(failures, choices) if typing.get_origin(choice) is Literal]
-    if useful:
-        raise useful[0]
-    expected = " or ".join(_describe(choice) for choice in choices)
-    raise UserError(f'"{key}" must be {expected}, got {_show(value)}')
-
-
-def _not_a_choice(key: str, value: Any, choices: Iterable[Any]) -> str:
-    listed = ", ".join(str(choice) for choice in choices)
-    return f'"{key}" must be one of {listed}; got {_show(value)}.{nearest(str(value), map(str, choices))}'
-
-
-def _describe(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
-    if hint in names:
-        return names[hint]
-    if typing.get_origin(hint) in (tuple, list):
-        arguments = typing.get_args(hint)
-        return f"a list of {'numbers' if len(arguments) < 2 or arguments[-1] is Ellipsis else len(arguments)}"
-    return str(getattr(hint, "__name__", hint))
-
-
 # ---- layers --------------------------------------------------------------------------------------------------------
-
-
-def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings on top of one another; the later wins."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for key, value in layer.items():
-            below = merged.get(key)
-            merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
-    return merged
-
-
-def parse_setting(text: str) -> dict[str, Any]:
-    """ "a.b=c" as {"a": {"b": c}}, the value read as YAML.
-
-    >>> parse_setting("options.views=8")
-    {'options': {'views': 8}}
-    """
-    key, equals, value = text.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise UserError(f'--set "{text}": write it as key=value, for example --set options.epochs=5')
-    try:
-        parsed = yaml.safe_load(value) if value.strip() else None
-    except yaml.YAMLError as error:
-        raise UserError(f'--set "{text}": the value is not valid YAML ({" ".join(str(error).split())})') from error
-    for part in reversed(parts):
-        parsed = {part: parsed}
-    return parsed
 
 
 def resolve(
@@ -324,10 +204,10 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
             raise UserError(unknown_key(key, known))
     config = build(RunConfig, values)
     registry.dataset_entry(config.dataset)
-    filled = _plain(dataclasses.asdict(build(options, config.options, "options.")))
+    filled = plain(dataclasses.asdict(build(options, config.options, "options.")))
     if head:
         chosen = {**registry.head_entry(name := head.pop("name")).options, **head}
-        head = {"name": name, **_plain(dataclasses.asdict(build(head_options, chosen, "head.")))}
+        head = {"name": name, **plain(dataclasses.asdict(build(head_options, chosen, "head.")))}
     return dataclasses.replace(config, options=filled, head=head)
 
 
@@ -357,7 +237,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     """What differs between two configurations, one "key: old -> new" each; only what can change results."""
     before, after = flatten(old.to_dict()), flatten(new.to_dict())
     return [
-        f"{key}: {_show(before.get(key))} -> {_show(after.get(key))}"
+        f"{key}: {show(before.get(key))} -> {show(after.get(key))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and _matters(key)
     ]

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fscil.text import duration, points, size
+
 T = TypeVar("T")
 SHOW_AFTER = 1.0  # seconds: quicker work shows no bar
 
@@ -129,7 +131,7 @@ def session_table(
         table.add_column(name, justify="right")
     for row in sessions:
         values = [row["accuracy"], row["top5"], row["base_accuracy"], row["new_accuracy"], row["hacc"][averaging]]
-        cells = [percent(value) for value in [*values, row["fnr"], row["fpr"]]]
+        cells = [points(value) for value in [*values, row["fnr"], row["fpr"]]]
         table.add_row(
             str(row["session"]),
             str(row["seen"]),
@@ -138,33 +140,10 @@ def session_table(
             size(row["peak_gpu_memory"] or row["peak_memory"]),
         )
     table.caption = (
-        f"A_avg {percent(summary['A_avg'])}   A_final {percent(summary['A_final'])}   PD {percent(summary['PD'])}   "
-        f"HAcc {percent(summary['hacc'][averaging])}   forgetting {percent(summary['forgetting'])}"
+        f"A_avg {points(summary['A_avg'])}   A_final {points(summary['A_final'])}   PD {points(summary['PD'])}   "
+        f"HAcc {points(summary['hacc'][averaging])}   forgetting {points(summary['forgetting'])}"
     )
     return table
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(3.21), duration(95), duration(7300)
-    ('3.2 s', '1 min 35 s', '2 h 1 min')
-    """
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def size(amount: float) -> str:
-    """
-    >>> size(1_500_000), size(2.5e9)
-    ('2 MB', '2.5 GB')
-    """
-    return f"{amount / 1e6:,.0f} MB" if amount < 1e9 else f"{amount / 1e9:.1f} GB"
 
 
 def output_console() -> Console:

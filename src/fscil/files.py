@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -162,36 +162,10 @@ def load_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
         raise UserError(f'"{path}" is damaged: its description is not JSON ({error})') from error
 
 
-class RunKeeper:
-    """Keeps the progress of long training stages inside a run folder, so that a stopped run goes on where it was.
-
-    A stage is named by the method ("adapters", say); files of different tasks never mix, and a task's files are
-    removed once its own checkpoint is written.
-    """
-
-    def __init__(self, folder: str | os.PathLike, fingerprint: str = "", writes: bool = True):
-        self.folder = Path(folder)
-        self.fingerprint = fingerprint  # of the configuration: progress of another one is not picked up
-        self.writes = writes  # of several processes only one does
-        self.task = 0
-
-    def path(self, stage: str) -> Path:
-        return self.folder / f"task_{self.task}_{re.sub(r'[^A-Za-z0-9_-]+', '_', stage)}.safetensors"
-
-    def load(self, stage: str) -> dict[str, Tensor] | None:
-        path = self.path(stage)
-        if not path.exists():
-            return None
-        tensors, meta = load_tensors(path)
-        return tensors if meta.get("fingerprint") == self.fingerprint else None
-
-    def save(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
-        if self.writes:
-            meta = {"fingerprint": self.fingerprint, "stage": stage, "task": self.task}
-            save_tensors(self.path(stage), tensors, meta)
-
-    def clear(self) -> None:
-        """Forget the stages of the current task."""
-        if self.writes:
-            for path in self.folder.glob(f"task_{self.task}_*.safetensors"):
-                path.unlink(missing_ok=True)
+def digest_file(path: str | os.PathLike, algorithm: str = "sha256") -> str:
+    """The hash of a file's content, in hexadecimal."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -49,12 +49,12 @@ class HeadEntry:
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A dataset under a name. `target` is the "module:function" that reads it (None: built into fscil.data)."""
+    """A dataset under a name."""
 
     title: str
     summary: str
     backbone: str  # what a run uses when none is named
-    target: str | None = None
+    target: str  # "module:function" from DataConfig to Dataset
 
 
 @dataclass(frozen=True)
@@ -189,13 +189,20 @@ HEADS: dict[str, HeadEntry] = {
     ),
 }
 
+
+def _dataset(file: str, title: str, summary: str, backbone: str = PAPER_BACKBONE) -> DatasetEntry:
+    return DatasetEntry(title, summary, backbone, f"fscil.data.datasets.{file}:{file}")
+
+
 DATASETS: dict[str, DatasetEntry] = {
-    "glyphs": DatasetEntry("Glyphs", "built-in: 100 characters drawn by the package, 60 + 8 x 5", "glyph_vit_a"),
-    "cifar100": DatasetEntry("CIFAR100", "60 + 8 x (5-way 5-shot)", PAPER_BACKBONE),
-    "imagenet_r": DatasetEntry("ImageNet-R", "100 + 10 x (10-way 5-shot)", PAPER_BACKBONE),
-    "cub200": DatasetEntry("CUB200", "100 + 10 x (10-way 5-shot)", PAPER_BACKBONE),
-    "mini_imagenet": DatasetEntry("miniImageNet", "60 + 8 x (5-way 5-shot)", PAPER_BACKBONE),
-    "folder": DatasetEntry("Folder", "your own: a directory of class folders, or a CSV of path,label", PAPER_BACKBONE),
+    "glyphs": _dataset(
+        "glyphs", "Glyphs", "built-in: 100 characters drawn by the package, 60 + 8 x 5", backbone="glyph_vit_a"
+    ),
+    "cifar100": _dataset("cifar100", "CIFAR100", "60 + 8 x (5-way 5-shot)"),
+    "imagenet_r": _dataset("imagenet_r", "ImageNet-R", "100 + 10 x (10-way 5-shot)"),
+    "cub200": _dataset("cub200", "CUB200", "100 + 10 x (10-way 5-shot)"),
+    "mini_imagenet": _dataset("mini_imagenet", "miniImageNet", "60 + 8 x (5-way 5-shot)"),
+    "folder": _dataset("folder", "Folder", "your own: a directory of class folders, or a CSV of path,label"),
 }
 
 BACKBONES: dict[str, BackboneEntry] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -33,13 +33,12 @@ class Display:
 
 
 class Keeper:
-    """Keeps the progress of a long training stage; this one keeps nothing (`fscil.files` has the one that writes
-    files)."""
+    """Keeps the progress of a long training stage; this one keeps nothing (`experiments.keeper` has one that does)."""
 
     def load(self, stage: str) -> dict[str, Tensor] | None:
         return None
 
-    def save(self, stage: str, tensors: dict[str, Tensor]) -> None:
+    def save(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
         pass
 
 

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fscil import registry
+from fscil.config import DataConfig
 from fscil.data import cache_dir, glyphs
-from fscil.data.datasets import all as datasets
-from fscil.data.datasets.all import load_dataset, read_coda_lists
+from fscil.data.datasets import cifar100, common, load_dataset
+from fscil.data.datasets.imagenet_r import read_coda_lists
 from fscil.data.downloads import Archive
 from fscil.data.manifests import Manifest
-from fscil.data.pixels import Transform
 from fscil.data.plain_pickle import read_plain_pickle
-from fscil.data.settings import DataConfig
 from fscil.data.stream import make_stream
+from fscil.data.transforms import Transform
 from fscil.errors import UserError
 
 CIFAR_NAMES = [f"thing_{i}" for i in range(100)]
@@ -227,7 +228,7 @@ def cifar_archive(tmp_path, cifar):
 
 
 def test_download_into_the_cache(cifar, tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets, "CIFAR_ARCHIVES", (cifar_archive(tmp_path, cifar),))
+    monkeypatch.setattr(cifar100, "ARCHIVES", (cifar_archive(tmp_path, cifar),))
     dataset = load_dataset("cifar100", DataConfig())
     assert len(dataset.manifest.entries) == 800
     assert [path.name for path in (cache_dir() / "datasets" / "cifar100").iterdir()] == ["cifar-100-binary"]
@@ -236,13 +237,13 @@ def test_download_into_the_cache(cifar, tmp_path, monkeypatch):
 
 
 def test_archive_in_the_data_root_is_unpacked_there(cifar, tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets, "CIFAR_ARCHIVES", (cifar_archive(tmp_path, cifar),))
+    monkeypatch.setattr(cifar100, "ARCHIVES", (cifar_archive(tmp_path, cifar),))
     assert len(load_dataset("cifar100", DataConfig(root=str(tmp_path), download=False)).manifest.entries) == 800
 
 
 def test_offline_the_error_says_what_to_put_where(tmp_path, monkeypatch):
     gone = Archive((tmp_path / "gone.tar").as_uri(), "gone.tar", "0" * 32)
-    monkeypatch.setattr(datasets, "CIFAR_ARCHIVES", (gone,))
+    monkeypatch.setattr(cifar100, "ARCHIVES", (gone,))
     with pytest.raises(UserError, match=r"cannot download.*without a network, put into .*cifar-100-binary"):
         load_dataset("cifar100", DataConfig())
     with pytest.raises(UserError, match=r"not there: put into .*cifar-100-binary.*leave --data-root out"):
@@ -408,7 +409,7 @@ def test_mini_imagenet(tmp_path, layout):
             for i in range(per_class):
                 name = f"{label}{split}{i}.jpg"
                 picture(root / layout.format(name=name, label=label, split=split), 20 * shade)
-                rows.append(f"{name},{label}")
+                rows.append(f"{name},{label}" + (",a further column" if split == "test" else ""))
         (root / "split" / f"{split}.csv").write_text("\n".join(rows) + "\n")
     dataset = load_dataset("mini_imagenet", DataConfig(root=str(tmp_path)))
     assert dataset.manifest.class_names == ("n09", "n01", "n05") and dataset.manifest.split == "cec"
@@ -503,7 +504,7 @@ def test_a_saved_split_is_used_as_it_is(pets, tmp_path):
     again = load_dataset("folder", DataConfig(root=str(pets), split_file=str(tmp_path / "split.json")))
     assert again.manifest == first.manifest == Manifest.load(tmp_path / "split.json")
     with pytest.raises(UserError, match="a split of folder, not of cub200"):
-        datasets._saved_split("cub200", DataConfig(split_file=str(tmp_path / "split.json")))
+        common.saved_split("cub200", DataConfig(split_file=str(tmp_path / "split.json")))
 
 
 def test_decoded_pixels_are_cached_until_a_file_changes(pets):
@@ -548,10 +549,13 @@ def test_glyphs_stream(monkeypatch):
     assert len(stream.test_labels) == 200 and tuple(stream.test.plain([0]).shape) == (1, 3, 48, 48)
 
 
+@pytest.mark.parametrize("name", registry.DATASETS)
+def test_every_entry_names_the_function_that_reads_it(name):
+    assert registry.load_target(registry.DATASETS[name].target).__name__ == name
+
+
 def test_datasets_of_other_packages(monkeypatch, pets):
     """An entry of the group fscil.datasets names a function from DataConfig to Dataset."""
-    from fscil import registry
-
-    entry = registry.DatasetEntry("Pets", "", "some_backbone", target="fscil.data.datasets.all:folder")
+    entry = registry.DatasetEntry("Pets", "", "some_backbone", target="fscil.data.datasets.folder:folder")
     monkeypatch.setattr(registry, "_third_party", lambda group: {"pets": entry} if group == "fscil.datasets" else {})
     assert len(load_dataset("pets", DataConfig(root=str(pets))).manifest.class_names) == 4

@@ -8,7 +8,8 @@ from scipy import stats
 from torchvision import transforms
 from torchvision.transforms import functional as TF
 
-from fscil.data.pixels import DRAWS, ImageStore, Pixels, Transform, keyed_uniform, random_boxes
+from fscil.data.pixels import DRAWS, ImageStore, Pixels, keyed_uniform, random_boxes
+from fscil.data.transforms import Transform
 
 
 def photos(sizes, seed=0):

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fscil.data.datasets.all import Dataset, array_dataset
+from fscil.config import DataConfig
+from fscil.data.datasets import Dataset, array_dataset
 from fscil.data.manifests import manifest_of_lists
-from fscil.data.pixels import ImageStore, Transform
-from fscil.data.settings import DataConfig
+from fscil.data.pixels import ImageStore
 from fscil.data.shots import save_ledger
 from fscil.data.stream import class_order, make_stream, session_sizes
+from fscil.data.transforms import Transform
 from fscil.errors import UserError
 
 CLASSES, PER_TRAIN, PER_TEST = 10, 8, 3

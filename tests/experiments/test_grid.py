@@ -111,7 +111,7 @@ def test_a_cell_killed_at_any_point_goes_on(tmp_path, weights):
     script = (
         "import os, sys, json\n"
         "from fscil.experiments.grid import run_job\n"
-        "from fscil.files import RunKeeper\n"
+        "from fscil.experiments.keeper import RunKeeper\n"
         "save = RunKeeper.save\n"
         "def last_words(self, stage, tensors):\n"
         "    save(self, stage, tensors)\n"

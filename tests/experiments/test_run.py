@@ -18,8 +18,9 @@ from torch import nn
 from fscil import registry
 from fscil.backbones.vit import Backbone
 from fscil.config import RunConfig, TransformConfig, complete
-from fscil.data.pixels import ImageStore, Pixels, Transform
+from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Stream, Task
+from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.experiments import run as protocol
 from fscil.files import load_tensors, read_json
@@ -340,23 +341,6 @@ def test_new_folders_count_up(tmp_path):
         "glyphs-probe-seed2023-1",
         "glyphs-probe-seed2023-2",
     )
-
-
-@pytest.mark.parametrize(
-    ("normalize", "mean", "std"),
-    [("auto", 0.2, 0.3), ("none", 0.0, 1.0), ("half", 0.5, 0.5), ("imagenet", 0.485, 0.229)],
-)
-def test_normalisation_follows_the_choice(normalize, mean, std):
-    backbone = tiny_backbone()
-    backbone.mean, backbone.std = (0.2,) * 3, (0.3,) * 3
-    transform = protocol.make_transform(TransformConfig(normalize=normalize), backbone)
-    assert (transform.mean[0], transform.std[0]) == (mean, std)
-    assert (transform.size, transform.resize) == (16, 18)  # the backbone's size, and 16 x 256/224
-
-
-def test_a_resize_below_the_crop_is_refused():
-    with pytest.raises(UserError, match="transform.resize is 8"):
-        protocol.make_transform(TransformConfig(resize=8), tiny_backbone())
 
 
 def test_the_estimate_grows_with_the_work(tmp_path):

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from fscil.backbones.prompts import as_prefix, insert_prompts, lookup, run_deep
 from fscil.backbones.vit import Backbone
-from fscil.data.pixels import ImageStore, Pixels, Transform
+from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
+from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.maths import prompting
 from fscil.methods.asp import ASP

@@ -11,8 +11,9 @@ from timm.models.vision_transformer import VisionTransformer
 import reference_smp as reference
 from fscil.backbones.lora import initial_lora
 from fscil.backbones.vit import Backbone
-from fscil.data.pixels import ImageStore, Pixels, Transform
+from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
+from fscil.data.transforms import Transform
 from fscil.heads import embeddings
 from fscil.methods.families.adapter_sets import PLAIN_STAGE, StreamSpec, fisher_information, initial_rows, train_streams
 from fscil.methods.represented import view_key

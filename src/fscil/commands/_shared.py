@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fscil.errors import UserError
+from fscil.text import percent
 
 if TYPE_CHECKING:
     from fscil.teachable.folder import Head
@@ -97,21 +98,6 @@ def columns(rows: Iterable[Sequence[Any]], right: Sequence[int] = ()) -> str:
         for row in cells
     )
     return "\n".join(line.rstrip() for line in lines)
-
-
-def human_size(amount: int) -> str:
-    """
-    >>> human_size(271_012), human_size(3_400_000), human_size(1_500_000_000)
-    ('271 kB', '3.4 MB', '1.5 GB')
-    """
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if amount >= factor:
-            return f"{amount / factor:.1f} {unit}"
-    return f"{amount / 1e3:.0f} kB"
-
-
-def percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.1f} %"
 
 
 def event_line(event: Mapping[str, Any]) -> str:

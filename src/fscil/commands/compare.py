@@ -100,7 +100,6 @@ def compare(
 
     `fscil compare runs/glyphs-smp-seed2023-1 runs/grid/cells`
     """
-    from fscil.config import merge, parse_setting
     from fscil.errors import UserError
     from fscil.experiments.comparison import (
         GridSpec,
@@ -114,6 +113,7 @@ def compare(
         split_names,
     )
     from fscil.experiments.grid import find_runs, plan
+    from fscil.strict import merge, parse_setting
 
     chosen = {"--methods": methods, "--dataset": dataset, "--seeds": seeds, "--vary": vary}
     given = [flag for flag, value in chosen.items() if value is not None]

@@ -51,11 +51,12 @@ def fit(
 
     `fscil fit photos/base -o birds --backbone deit_tiny_patch16_224.fb_in1k --set options.epochs=5`
     """
-    from fscil.commands._shared import human_size, notes, percent
-    from fscil.config import merge, parse_setting
+    from fscil.commands._shared import notes
     from fscil.errors import UserError
     from fscil.registry import PAPER_BACKBONE
+    from fscil.strict import merge, parse_setting
     from fscil.teachable.folder import ModelFolder
+    from fscil.text import percent, size
 
     if ModelFolder(output).exists():
         raise UserError(f'--output "{output}" holds a model already; teach it with: fscil learn {output} {folder}')
@@ -83,7 +84,7 @@ def fit(
         ).fit(folder)
         clf.save(output, embed=embed)
     facts = clf.calibration_
-    print(f"learned {len(clf.classes_)} classes -> {output} ({human_size(clf.size_)})")
+    print(f"learned {len(clf.classes_)} classes -> {output} ({size(clf.size_)})")
     if facts["held_out_accuracy"] is not None:
         print(f"accuracy on {facts['held_out']} held-out pictures: {percent(facts['held_out_accuracy'])}")
     if facts["threshold"] is None:

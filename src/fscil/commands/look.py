@@ -35,7 +35,8 @@ def info(model: Model, as_json: Annotated[bool, typer.Option("--json", help="As 
 
     `fscil info birds`
     """
-    from fscil.commands._shared import columns, event_line, human_size, percent, print_json, read_head
+    from fscil.commands._shared import columns, event_line, print_json, read_head
+    from fscil.text import percent, size
 
     head = read_head(model)
     record, backbone = head.current.record, head.config["backbone"]
@@ -52,10 +53,10 @@ def info(model: Model, as_json: Annotated[bool, typer.Option("--json", help="As 
         ("classes", len(record["classes"])),
         ("method", f"{head.config['method']} ({trained})"),
         ("backbone", f"{backbone['name']}, hash {backbone['hash']} ({where})"),
-        ("size", f"{human_size(head.bytes)}, {record['stored_pictures'] or 'no'} pictures stored"),
+        ("size", f"{size(head.bytes)}, {record['stored_pictures'] or 'no'} pictures stored"),
         ("held-out base pictures", f"{facts['held_out']}, accuracy {percent(facts['held_out_accuracy'])}"),
         ("unknown", f"{rejects} ({facts['score']}, false rejection {percent(facts['false_rejection'])})"),
-        ("taught pictures rejected", "–" if taught is None else percent(taught)),
+        ("taught pictures rejected", percent(taught)),
         ("temperature", f"{facts['temperature']:.3g}"),
     ]
     print(columns(rows))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fscil.commands.teach import Device, Model, Quiet, Weights
+from fscil.text import percent
 
 if TYPE_CHECKING:
     from fscil.teachable.model import Recognition, Teachable
@@ -68,7 +69,7 @@ def predict(
 def _how_sure(item: Recognition) -> str:
     if item.unknown:
         return f"(nearest: {item.top[0][0]})"
-    return f"{100 * item.confidence:.1f} %"
+    return percent(item.confidence)
 
 
 def evaluate(
@@ -86,7 +87,7 @@ def evaluate(
 
     `fscil evaluate birds photos/test`
     """
-    from fscil.commands._shared import columns, notes, open_model, percent, print_json
+    from fscil.commands._shared import columns, notes, open_model, print_json
     from fscil.data.pictures import class_folders
 
     files, labels = class_folders(folder)

@@ -140,7 +140,8 @@ def _stored(folder: Path, read_config):
 
 def _on_top(stored, settings: list[str], chosen: dict[str, Any]):
     """The stored configuration with what the command line says again; the protocol refuses real differences."""
-    from fscil.config import complete, merge, parse_setting
+    from fscil.config import complete
+    from fscil.strict import merge, parse_setting
 
     return complete(merge(stored.to_dict(), *(parse_setting(text) for text in settings), chosen))
 

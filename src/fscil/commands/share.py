@@ -37,8 +37,9 @@ def export(
 
     `fscil export birds --to timm -o birds-timm`
     """
-    from fscil.commands._shared import human_size, notes, open_model
+    from fscil.commands._shared import notes, open_model
     from fscil.teachable.export import all as exports
+    from fscil.text import size
 
     name = f"{model.name}.onnx" if to is Target.onnx else f"{model.name}-{to.value}"
     target = output or model.with_name(name)
@@ -47,7 +48,7 @@ def export(
         write = {"timm": exports.export_timm, "peft": exports.export_peft, "onnx": exports.export_onnx}[to.value]
         write(clf, target)
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
-    print(f"wrote {target} ({human_size(sum(file.stat().st_size for file in files))})")
+    print(f"wrote {target} ({size(sum(file.stat().st_size for file in files))})")
 
 
 def push(
@@ -76,12 +77,13 @@ def pull(model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder
 
     `fscil pull birds name/birds`
     """
-    from fscil.commands._shared import human_size, read_head
+    from fscil.commands._shared import read_head
     from fscil.teachable import hub
+    from fscil.text import size
 
     hub.pull(model, repo)
     head = read_head(model)
-    print(f"pulled {len(head.current.record['classes'])} classes -> {model} ({human_size(head.bytes)})")
+    print(f"pulled {len(head.current.record['classes'])} classes -> {model} ({size(head.bytes)})")
 
 
 COMMANDS = {"export": export, "push": push, "pull": pull}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
-import hashlib
 import http.client
 import os
 import shutil
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fscil.errors import UserError
+from fscil.files import digest_file
 
 CHUNK = 1 << 20
 ATTEMPTS = 3
@@ -103,17 +103,13 @@ def _receive(url: str, part: Path) -> None:
 
 def verify(path: Path, archive: Archive) -> Path:
     """`path`, if its checksum is the archive's; a downloaded part that fails is removed, a user's own file stays."""
-    digest = hashlib.md5(usedforsecurity=False)
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != archive.md5:
+    found = digest_file(path, "md5")
+    if found != archive.md5:
         if path.suffix == ".part":
             path.unlink()
         raise UserError(
-            f'"{path}" is damaged or another file: its md5 is {digest.hexdigest()}, not {archive.md5}; remove it '
-            "and download "
-            f"{archive.url} again"
+            f'"{path}" is damaged or another file: its md5 is {found}, not {archive.md5}; remove it '
+            f"and download {archive.url} again"
         )
     return path
 

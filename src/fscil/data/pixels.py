@@ -11,29 +11,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fscil.data.transforms import Transform
+
 BOX_ATTEMPTS = 10  # as torchvision's RandomResizedCrop.get_params
 DRAWS = 2 * BOX_ATTEMPTS + 3  # (area, ratio) per attempt, then top, left, flip
 BOX_TABLE = 500_000  # views up to this size draw an epoch's boxes in one go
-
-
-@dataclass(frozen=True)
-class Transform:
-    """Training: RandomResizedCrop(size, scale, ratio), bilinear, then flip. Test: Resize(resize, bicubic),
-    CenterCrop(size). Both: normalise."""
-
-    size: int = 224
-    scale: tuple[float, float] = (0.05, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-    resize: int = 256
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
 
 class ImageStore:

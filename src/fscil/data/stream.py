@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fscil.data.datasets.all import Dataset
+from fscil.config import DataConfig
+from fscil.data.datasets import Dataset
 from fscil.data.manifests import TEST, TRAIN, Manifest
-from fscil.data.pixels import ImageStore, Pixels, Transform
-from fscil.data.settings import DataConfig, with_defaults
+from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.shots import Ledger, index_file_shots, ledger_shots, seeded_shots
+from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def make_stream(
     `seed` decides the shots and, with the image's number, the augmentation; it does not change classes or split.
     """
     manifest = dataset.manifest
-    config = with_defaults(config, dataset.base, dataset.way, dataset.shots)
+    config = dataset.complete(config)
     order = class_order(config, manifest.class_names)
     of_class, test_of_class = manifest.positions(TRAIN), manifest.positions(TEST)
     if config.validation:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fscil._version import __version__
-from fscil.config import build, flatten
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
 from fscil.evaluation.metrics import task_bounds
 from fscil.files import atomic_write, load_tensors, read_json
+from fscil.strict import build, flatten
+from fscil.text import duration, percent, points, size
 
 if TYPE_CHECKING:
     from fscil.data.pixels import Pixels
@@ -188,8 +189,8 @@ def _tiles(result: tables.Result) -> list[dict[str, Any]]:
             tiles.append(
                 {
                     "name": _TILE_NAMES.get(name, entry.column.title),
-                    "value": f"{value:.1f}" if name == "minutes" else f"{value:.1f} %",
-                    "note": f"paper {quoted[entry.paper]:.1f} %" if entry.paper in quoted else "",
+                    "value": f"{value:.1f}" if name == "minutes" else percent(value / 100),
+                    "note": f"paper {percent(quoted[entry.paper] / 100)}" if entry.paper in quoted else "",
                     "lead": name in ("A_final", "A_avg"),
                 }
             )
@@ -208,15 +209,15 @@ def _session_table(sessions: Sequence[Mapping[str, Any]], averaging: str) -> dic
         percents = [session[key] for key in ("accuracy", "top5", "base_accuracy", "new_accuracy")]
         percents += [session["hacc"][averaging], session["fnr"], session["fpr"]]
         cells = [{"text": str(number), "share": None}, {"text": str(session["seen"]), "share": None}]
-        cells += [{"text": "–" if value is None else f"{value:.2f}", "share": None} for value in percents]
-        cells.append({"text": _duration(seconds), "share": round(100 * seconds / longest)})
-        cells.append({"text": _size(memory), "share": round(100 * memory / largest)})
+        cells += [{"text": points(value), "share": None} for value in percents]
+        cells.append({"text": duration(seconds), "share": round(100 * seconds / longest)})
+        cells.append({"text": size(memory), "share": round(100 * memory / largest)})
         if gpu:
-            cells.append({"text": _size(session.get("peak_gpu_memory") or 0), "share": None})
+            cells.append({"text": size(session.get("peak_gpu_memory") or 0), "share": None})
         rows.append(cells)
     total = sum(session.get("seconds") or 0.0 for session in sessions)
     stored = sessions[-1].get("stored_images") or 0
-    notes = [f"Accuracies in percent, HAcc averaged by {averaging}; {_duration(total)} in all; memory is the peak."]
+    notes = [f"Accuracies in percent, HAcc averaged by {averaging}; {duration(total)} in all; memory is the peak."]
     if sessions[-1].get("trainable_parameters") is not None:
         notes.append(f"{sessions[-1]['trainable_parameters']:,} trainable parameters, {stored:,} stored images.")
     return {
@@ -237,7 +238,7 @@ def _hardest(per_class: Sequence[float | None], names: Sequence[str], base: int,
         {
             "name": names[label],
             "task": next(task for task, (low, high) in enumerate(bounds) if low <= label < high),
-            "accuracy": f"{value:.1f} %",
+            "accuracy": percent(value / 100),
             "share": round(value),
         }
         for value, label in known
@@ -295,17 +296,6 @@ def _key_values(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(key, text(value)) for key, value in flatten(values).items()]
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
-
-
 # -------------------------------------------------------------------------------------------------------------- images
 
 
@@ -348,10 +338,10 @@ class _Gallery:
 
 def _rebuild_stream(result: tables.Result) -> Stream:
     """The stream of a finished run, from data that are still there; never by a download."""
-    from fscil.data.datasets.all import load_dataset
-    from fscil.data.pixels import Transform
-    from fscil.data.settings import DataConfig
+    from fscil.config import DataConfig
+    from fscil.data.datasets import load_dataset
     from fscil.data.stream import make_stream
+    from fscil.data.transforms import Transform
 
     config = result["config"]
     try:

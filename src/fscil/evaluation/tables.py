@@ -19,10 +19,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from fscil import registry
-from fscil.config import flatten
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
 from fscil.evaluation.metrics import Averaging
+from fscil.strict import flatten
 
 Result = Mapping[str, Any]  # the contents of a results.json
 Groups = Mapping[str, Sequence[Result]]  # row label -> results that differ in their seed alone

@@ -18,11 +18,12 @@ from typing import Any
 import yaml
 
 from fscil import recipes, registry
-from fscil.config import RunConfig, build, flatten, resolve
+from fscil.config import RunConfig, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
 from fscil.experiments.grid import Job
 from fscil.files import atomic_write
+from fscil.strict import build, flatten
 
 FIRST_SEED = 2023  # the paper's seeds are 2023, 2024, 2025
 

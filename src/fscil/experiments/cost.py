@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from fscil.display import duration, size
+from fscil.text import duration, size
 
 if TYPE_CHECKING:
     from fscil.backbones.vit import Backbone

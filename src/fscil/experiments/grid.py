@@ -30,9 +30,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fscil.config import RunConfig, build, complete, differences, flatten, merge, read_config
+from fscil.config import RunConfig, complete, differences, read_config
 from fscil.errors import UserError
 from fscil.files import atomic_write, read_json
+from fscil.strict import build, flatten, merge
 
 HEARTBEAT = 10.0  # seconds between two signs of life of whoever works on a cell
 SILENT = 120.0  # after so long without one, a worker on another machine counts as gone
@@ -316,11 +317,13 @@ def _run_cell(job: Job, display: Any) -> bool:
 def _train_streams(job: Job, display: Any) -> bool:
     """Several cells' adapter sets in one pass over the base task; they end up on the shelf."""
     from fscil.backbones.vit import make_backbone
-    from fscil.data.datasets.all import load_dataset
+    from fscil.data.datasets import load_dataset
     from fscil.data.stream import make_stream
+    from fscil.data.transforms import make_transform
     from fscil.experiments import run as protocol
+    from fscil.experiments.keeper import RunKeeper
     from fscil.experiments.shelf import DiskShelf
-    from fscil.files import RunKeeper, write_json
+    from fscil.files import write_json
     from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
     from fscil.registry import method_class
 
@@ -328,7 +331,7 @@ def _train_streams(job: Job, display: Any) -> bool:
     runtime = protocol.make_runtime(config, display, shelf=DiskShelf(job.grid / "shelf"))
     runtime.keeper = RunKeeper(job.folder, job.name)
     backbone = make_backbone(config.backbone, config.weights, config.transform.size)
-    transform = protocol.make_transform(config.transform, backbone)
+    transform = make_transform(config.transform, backbone)
     stream = make_stream(load_dataset(config.dataset, config.data), config.data, transform, config.seed, runtime.device)
     backbone.prepare(runtime)
     cls = method_class(config.method)

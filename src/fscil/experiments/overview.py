@@ -13,8 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fscil.display import LiveDisplay, duration
+from fscil.display import LiveDisplay
 from fscil.experiments.grid import Job, claim_path, last_lines, owner_of
+from fscil.text import duration
 
 T = TypeVar("T")
 WRITE_EVERY = 1.0  # seconds between two notes of a job's progress

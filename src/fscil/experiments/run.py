@@ -33,25 +33,22 @@ import fscil
 from fscil._version import __version__
 from fscil.backbones.vit import Backbone, make_backbone
 from fscil.config import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     RunConfig,
-    TransformConfig,
     differences,
     read_config,
     with_later_settings,
     write_config,
 )
-from fscil.data.datasets.all import Dataset, load_dataset
-from fscil.data.pixels import Transform
-from fscil.data.settings import with_defaults
+from fscil.data.datasets import Dataset, load_dataset
 from fscil.data.shots import save_ledger
 from fscil.data.stream import Stream, Task, make_stream
+from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay, session_line
 from fscil.errors import UserError
 from fscil.evaluation import metrics
+from fscil.experiments.keeper import RunKeeper
 from fscil.experiments.tensorboard import TensorBoard, check_tensorboard, tensorboard
-from fscil.files import RunKeeper, atomic_write, load_tensors, read_json, save_tensors, write_json
+from fscil.files import atomic_write, load_tensors, read_json, save_tensors, write_json
 from fscil.methods.making import make_method
 from fscil.runtime import Runtime
 
@@ -365,7 +362,7 @@ def _filled(config: RunConfig, transform: Transform, dataset: Dataset | None, ru
     """The configuration with what the dataset and the backbone decide, so that a run folder says everything."""
     return replace(
         config,
-        data=with_defaults(config.data, dataset.base, dataset.way, dataset.shots) if dataset else config.data,
+        data=dataset.complete(config.data) if dataset else config.data,
         transform=replace(config.transform, size=transform.size, resize=transform.resize),
         runtime=replace(config.runtime, processes=runtime.processes),
     )
@@ -397,21 +394,6 @@ def make_runtime(config: RunConfig, display: LiveDisplay, **services: Any) -> Ru
         **extra,
         **services,
     )
-
-
-def make_transform(chosen: TransformConfig, backbone: Backbone) -> Transform:
-    """The image pipeline: sizes default to the backbone's, `auto` normalisation is the one that suits it."""
-    size = chosen.size or backbone.image_size
-    mean, std = {
-        "auto": (tuple(backbone.mean), tuple(backbone.std)),
-        "none": ((0.0,) * 3, (1.0,) * 3),
-        "half": ((0.5,) * 3, (0.5,) * 3),
-        "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
-    }[chosen.normalize]
-    resize = chosen.resize or round(size * 256 / 224)
-    if resize < size:
-        raise UserError(f"transform.resize is {resize}, smaller than the {size} pixels that are cut out of it")
-    return Transform(size, chosen.scale, chosen.ratio, chosen.flip, resize, mean, std)
 
 
 class PeakMemory:

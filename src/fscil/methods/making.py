@@ -7,11 +7,11 @@ from typing import Any
 
 from fscil import registry
 from fscil.backbones.vit import Backbone
-from fscil.config import build
 from fscil.heads.base import Head
 from fscil.methods.base import Method
 from fscil.methods.represented import Headed, Represented
 from fscil.runtime import Runtime
+from fscil.strict import build
 
 
 def make_method(

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from fscil.text import count, percent
+
 if TYPE_CHECKING:
     from fscil.teachable.model import Recognition
 
@@ -29,24 +31,6 @@ SERIES = (
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
-def percent(share: float | None) -> str:
-    """
-    >>> percent(0.937), percent(0.004), percent(1.0), percent(None)
-    ('94 %', '<1 %', '100 %', '–')
-    """
-    if share is None:
-        return "–"
-    return "<1 %" if 0 < share < 0.005 else ">99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """
-    >>> count(1, "picture"), count(5, "picture"), count(2, "class", "classes")
-    ('1 picture', '5 pictures', '2 classes')
-    """
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
 def sentence(text: str) -> str:
     """
     >>> sentence("class \\"a\\" is known")
@@ -108,7 +92,7 @@ def data_uri(picture: np.ndarray, longest: int | None = None) -> str:
 def bars(top: Sequence[tuple[Any, float]], muted: bool = False) -> str:
     """The best classes, each with its probability as a bar and in figures."""
     rows = "".join(
-        f'<li><span class="name">{escape(str(name))}</span><span class="figure">{escape(percent(share))}</span>'
+        f'<li><span class="name">{escape(str(name))}</span><span class="figure">{escape(percent(share, 0))}</span>'
         f'<span class="track" aria-hidden="true"><span style="width:{100 * share:.1f}%"></span></span></li>'
         for name, share in top
     )
@@ -131,7 +115,7 @@ def answer(
         under = "<h3>If it had to be one of the known classes</h3>"
     else:
         sure = f"About {round(100 * share)} of 100 answers this sure are right." if share < 0.995 else ""
-        head = f'<p class="verdict">{escape(str(best))}</p><p><b>{escape(percent(share))} sure.</b> {sure}</p>'
+        head = f'<p class="verdict">{escape(str(best))}</p><p><b>{escape(percent(share, 0))} sure.</b> {sure}</p>'
         under = "<h3>Best classes</h3>"
     shown = (
         f'<img class="preview" src="{data_uri(picture, PREVIEW)}" alt="your picture">' if picture is not None else ""
@@ -173,8 +157,8 @@ def history_table(history: Sequence[Event]) -> str:
             escape(in_words(event)),
             _time(event["when"]),
             event["known"],
-            escape(percent(event.get("held_out_accuracy"))),
-            escape(percent(event.get("taught_rejection"))),
+            escape(percent(event.get("held_out_accuracy"), 0)),
+            escape(percent(event.get("taught_rejection"), 0)),
         )
         for number, event in reversed(list(enumerate(history)))
     ]
@@ -245,12 +229,12 @@ def history_chart(history: Sequence[Event]) -> str:
         ]
         parts += [
             f'<circle class="{style}" cx="{x:.2f}%" cy="{y:.1f}" r="4">'
-            f"<title>change {number}: {escape(percent(share))} {meaning}</title></circle>"
+            f"<title>change {number}: {escape(percent(share, 0))} {meaning}</title></circle>"
             for (x, y), (number, share) in zip(spots, known)
         ]
     legend = "".join(f'<li class="{style}">{meaning}</li>' for _, style, meaning in SERIES)
     last = history[-1]
-    said = "; ".join(f"{meaning}: now {escape(percent(last.get(key)))}" for key, _, meaning in SERIES)
+    said = "; ".join(f"{meaning}: now {escape(percent(last.get(key), 0))}" for key, _, meaning in SERIES)
     return (
         f'<figure class="fs-card fs-chart"><ul class="legend">{legend}</ul>'
         f'<svg width="100%" height="{HEIGHT}" role="img" aria-label="After each of {changes} changes. {said}.">'

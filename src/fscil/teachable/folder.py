@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fscil._version import __version__
 from fscil.errors import UserError
-from fscil.files import load_tensors, read_json, save_tensors, write_json
+from fscil.files import digest_file, load_tensors, read_json, save_tensors, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,7 +157,7 @@ class ModelFolder:
         path = self.path / file
         if not path.is_file():
             raise UserError(f'"{path}" is missing; the model cannot be opened without it. Restore it from a copy.')
-        found, wanted = _digest_file(path), head.files[file]["sha256"]
+        found, wanted = digest_file(path), head.files[file]["sha256"]
         if found != wanted:
             raise UserError(
                 f'"{path}" was altered or damaged: its SHA-256 is {found[:16]}…, {HEAD} says {wanted[:16]}…. '
@@ -224,17 +224,9 @@ class ModelFolder:
     def _save(self, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         path = self.path / name
         save_tensors(path, tensors)
-        return {"sha256": _digest_file(path), "bytes": path.stat().st_size}
+        return {"sha256": digest_file(path), "bytes": path.stat().st_size}
 
 
 def _digest_json(data: Mapping[str, Any]) -> str:
     text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _digest_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()

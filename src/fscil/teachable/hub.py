@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fscil._version import __version__
 from fscil.errors import UserError
 from fscil.teachable.folder import HEAD, Head, ModelFolder, Version
+from fscil.text import percent
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -85,10 +86,10 @@ def model_card(head: Head, repo: str) -> str:
     name = repo.rpartition("/")[2]
     base_model = f"base_model: timm/{backbone['name']}\n" if "." in backbone["name"] else ""
     lines = [
-        f"Accuracy on {facts['held_out']} held-out pictures of base classes: {_share(facts['held_out_accuracy'])}.",
-        f"Pictures of base classes called unknown: {_share(facts['held_out_rejection'])} "
-        f"(set at {_share(facts['false_rejection'])}); of taught classes, each left out once: "
-        f"{_share(facts['taught_rejection'])}.",
+        f"Accuracy on {facts['held_out']} held-out pictures of base classes: {percent(facts['held_out_accuracy'])}.",
+        f"Pictures of base classes called unknown: {percent(facts['held_out_rejection'])} "
+        f"(set at {percent(facts['false_rejection'])}); of taught classes, each left out once: "
+        f"{percent(facts['taught_rejection'])}.",
     ]
     return f"""---
 library_name: fscil
@@ -172,7 +173,3 @@ def _explained(action: str, repo: str, error: Exception) -> UserError:
 
 def _cell(text: Any) -> str:
     return str(text).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _share(value: float | None) -> str:
-    return "not measured" if value is None else f"{100 * value:.1f} %"

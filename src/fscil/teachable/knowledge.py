@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fscil.data.pictures import Label, label_name
-from fscil.data.pixels import Pixels, Transform
+from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
+from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
 from fscil.evaluation.openset import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
 from fscil.maths.margins import cosine

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fscil import recipes, registry
 from fscil.backbones.vit import Backbone, make_backbone
-from fscil.config import TransformConfig, build
+from fscil.config import TransformConfig
 from fscil.data import cache_dir
 from fscil.data.pictures import (
     AT_ONCE,
@@ -38,14 +38,15 @@ from fscil.data.pictures import (
     refuse,
     repeated,
 )
-from fscil.data.pixels import Pixels, Transform
+from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
+from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
-from fscil.experiments.run import make_transform
 from fscil.methods.base import Method
 from fscil.methods.making import make_method
 from fscil.runtime import Runtime
+from fscil.strict import build
 from fscil.teachable.folder import BACKBONE, Head, ModelFolder, Version
 from fscil.teachable.knowledge import Knowledge
 from fscil.teachable.planning import choose_held_out, fit_frozen, make_plan

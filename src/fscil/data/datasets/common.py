@@ -1,0 +1,224 @@
+"""What the datasets share: where their files are, how a split is chosen, how images become a store."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fscil.config import DataConfig
+from fscil.data import cache_dir
+from fscil.data.downloads import Archive, fetch, unpack, verify
+from fscil.data.manifests import TEST, TRAIN, Manifest, manifest_of_lists
+from fscil.errors import UserError, nearest
+from fscil.registry import dataset_entry, load_target
+
+if TYPE_CHECKING:
+    from fscil.data.pixels import ImageStore
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A benchmark before it is cut into tasks: what it holds, its usual protocol, and how its images are read."""
+
+    manifest: Manifest
+    base: int  # classes of the base task,
+    way: int  # new classes per task and
+    shots: int  # images per new class, where the configuration leaves them open
+    read: Callable[[Sequence[int]], tuple[ImageStore, list[int]]]  # see `store`
+
+    @property
+    def name(self) -> str:
+        return self.manifest.dataset
+
+    def complete(self, config: DataConfig) -> DataConfig:
+        """`config` with the usual protocol where it says None."""
+        return replace(
+            config,
+            base=self.base if config.base is None else config.base,
+            way=self.way if config.way is None else config.way,
+            shots=self.shots if config.shots is None else config.shots,
+        )
+
+    def store(self, positions: Sequence[int]) -> tuple[ImageStore, list[int]]:
+        """The images at these positions of the manifest, and which of them could be read (without `skip_bad`, all)."""
+        return self.read(positions)
+
+
+def load_dataset(name: str, config: DataConfig) -> Dataset:
+    """The dataset of this name: built in, or of another package.
+
+    >>> load_dataset("glyphs", DataConfig()).manifest.class_names[:1]
+    ('U+A786 LATIN CAPITAL LETTER INSULAR T',)
+    """
+    return load_target(dataset_entry(name).target)(config)
+
+
+def array_dataset(manifest: Manifest, images: Mapping[str, np.ndarray], base: int, way: int, shots: int = 5) -> Dataset:
+    """A dataset whose images of each split are the rows of a uint8 array (N, H, W, 3); `Entry.image` is the row."""
+
+    def read(positions: Sequence[int]) -> tuple[ImageStore, list[int]]:
+        from fscil.data.pixels import ImageStore
+
+        chosen = (manifest.entries[position] for position in positions)
+        return ImageStore.from_array(np.stack([images[entry.split][entry.image] for entry in chosen])), list(positions)
+
+    return Dataset(manifest, base, way, shots, read)
+
+
+def file_dataset(manifest: Manifest, root: Path, config: DataConfig, base: int, way: int, shots: int = 5) -> Dataset:
+    """A dataset of image files below `root`, decoded once into the cache."""
+
+    def read(positions: Sequence[int]) -> tuple[ImageStore, list[int]]:
+        from fscil.data.decode import decode_store
+
+        names = [str(manifest.entries[position].image) for position in positions]
+        files = [root / name for name in names]
+        # The manifest names the images; their sizes and times tell whether a file has changed since it was decoded.
+        key = json.dumps([str(root.resolve()), list(positions), [_stamp(file) for file in files]])
+        digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+        cache = cache_dir() / "pixels" / f"{manifest.dataset}-{manifest.short_hash}-{config.store}-{digest}"
+        store, kept = decode_store(files, cache, short_side=config.short_side, skip_bad=config.skip_bad, names=names)
+        return store, [positions[row] for row in kept]
+
+    return Dataset(manifest, base, way, shots, read)
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+        return status.st_size, status.st_mtime_ns
+    except OSError:
+        return -1, -1
+
+
+def locate(
+    name: str,
+    config: DataConfig,
+    *,
+    archives: Sequence[Archive],
+    is_here: Callable[[Path], bool],
+    inside: Sequence[str],
+    expected: str,
+) -> Path:
+    """The dataset's folder: `root` or one of the folders `inside` it; else an archive there is unpacked, or fetched."""
+    root = Path(config.root).expanduser() if config.root else cache_dir() / "datasets" / name
+
+    def found() -> Path | None:
+        return next((root / part for part in inside if is_here(root / part)), None)
+
+    if place := found():
+        return place
+    local = next((archive for archive in archives if (root / archive.file).is_file()), None)
+    what_to_do = f'put into "{root}" (or into another folder, named with --data-root): {expected}'
+    if local:
+        unpack(verify(root / local.file, local), root)
+    elif archives and (config.download or (config.download is None and not config.root)):
+        try:
+            archive = fetch(archives[0], root)
+        except UserError as error:
+            raise UserError(f"dataset {name}: {error}; without a network, {what_to_do}") from error
+        unpack(archive, root)
+        archive.unlink()
+    else:
+        fetchable = " To have it downloaded, leave --data-root out or set data.download=true." if archives else ""
+        raise UserError(f"dataset {name} is not there: {what_to_do}.{fetchable}")
+    if place := found():
+        return place
+    raise UserError(f"dataset {name}: the archive does not hold what it should; {what_to_do}")
+
+
+def choose(dataset: str, split: str | None, choices: Sequence[str]) -> str:
+    """The split that was asked for, if the dataset has it as it lies there; the first of `choices` by default."""
+    if split is None:
+        return choices[0]
+    if split not in choices:
+        raise UserError(
+            f'dataset {dataset} has no split "{split}" here; it has: {", ".join(choices)}.{nearest(split, choices)}'
+        )
+    return split
+
+
+def no_split_choice(dataset: str, config: DataConfig, only: str | None = None) -> None:
+    """Refuse a choice of split where there is none."""
+    if config.split_file or config.split not in (None, only):
+        raise UserError(f"dataset {dataset} has one fixed split: leave split and split_file out")
+
+
+def saved_split(dataset: str, config: DataConfig) -> Manifest | None:
+    """The manifest that split_file names, when it is one (a run's split.json)."""
+    if not config.split_file or Path(config.split_file).suffix.lower() != ".json":
+        return None
+    manifest = Manifest.load(Path(config.split_file).expanduser())
+    if manifest.dataset != dataset:
+        raise UserError(f'split_file "{config.split_file}" is a split of {manifest.dataset}, not of {dataset}')
+    return manifest
+
+
+def class_folders(root: Path, pattern: re.Pattern | None = None) -> list[Path]:
+    if not root.is_dir():
+        return []
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [path for path in folders if pattern is None or pattern.fullmatch(path.name)]
+
+
+def is_pack(root: Path) -> bool:
+    """Whether a folder holds train/ and test/, each with class folders."""
+    return all(class_folders(root / split) for split in (TRAIN, TEST))
+
+
+def scan(root: Path, folders: Iterable[Path]) -> dict[str, list[str]]:
+    """{class: sorted paths relative to root} of the images in each class folder and below."""
+    from fscil.data.decode import SUFFIXES
+
+    by_class = {}
+    for class_folder in folders:
+        files = (
+            Path(where, name) for where, _, names in os.walk(class_folder) for name in names if not name.startswith(".")
+        )
+        images = (file for file in files if file.suffix.lower() in SUFFIXES)
+        by_class[class_folder.name] = sorted(file.relative_to(root).as_posix() for file in images)
+    return by_class
+
+
+def manifest_by(
+    by_class: Mapping[str, Sequence[str]], dataset: str, split: str, trains: Callable[[str], bool]
+) -> Manifest:
+    """A manifest whose images train or test as `trains` says; classes and their images sorted."""
+    class_names = sorted(by_class)
+    pairs = [(path, label) for label, name in enumerate(class_names) for path in sorted(by_class[name])]
+    train = [pair for pair in pairs if trains(pair[0])]
+    return manifest_of_lists(dataset, split, class_names, train, [pair for pair in pairs if not trains(pair[0])])
+
+
+def pack_manifest(dataset: str, root: Path) -> Manifest:
+    """The manifest of train/ and test/, each holding class folders."""
+    by_class: dict[str, list[str]] = {}
+    for split in (TRAIN, TEST):
+        for name, paths in scan(root, class_folders(root / split)).items():
+            by_class.setdefault(name, []).extend(paths)
+    return manifest_by(by_class, dataset, "pack", lambda path: path.startswith(f"{TRAIN}/"))
+
+
+def csv_rows(path: Path, columns: int, headers: Sequence[str]) -> list[tuple[str, ...]]:
+    """Rows with at least `columns` cells, stripped, without a header whose first cell is one of `headers`."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [
+                tuple(cell.strip() for cell in row) for row in csv.reader(file) if any(cell.strip() for cell in row)
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f'cannot read "{path}": {getattr(error, "strerror", None) or error}') from error
+    rows = rows[1:] if rows and rows[0][0].lower() in headers else rows
+    short = next((row for row in rows if len(row) < columns or not all(row[:columns])), None)
+    if short is not None or not rows:
+        raise UserError(f'"{path}": {f"row {short} lacks a cell" if rows else "no rows"}')
+    return rows

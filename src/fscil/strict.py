@@ -1,0 +1,199 @@
+"""Dataclasses from what people write: strict keys, checked values, nested layers, settings as "a.b=c".
+
+>>> from dataclasses import dataclass
+>>> @dataclass
+... class Engine:
+...     power: int = 75
+>>> build(Engine, merge({"power": 60}, parse_setting("power=90")))
+Engine(power=90)
+>>> build(Engine, {"pover": 90})
+Traceback (most recent call last):
+fscil.errors.UserError: unknown key "pover". Did you mean "power"?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import yaml
+
+from fscil.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
+
+
+def build(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
+    """Make the dataclass `cls` from a mapping: unknown keys and values of a wrong type are errors that name the key."""
+    if not isinstance(values, Mapping):
+        raise UserError(f'"{prefix.rstrip(".")}" must be a mapping of settings, got {show(values)}')
+    hints = typing.get_type_hints(cls)
+    known = [item.name for item in dataclasses.fields(cls) if item.init]
+    converted = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in known]))
+        converted[key] = _convert(value, hints[key], f"{prefix}{key}")
+    try:
+        return cls(**converted)
+    except UserError as error:
+        raise UserError(f"{prefix}{error}") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{prefix.rstrip('.') or cls.__name__}: {error}") from error
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """What to say of a key that does not exist: it may stand in another place, or be misspelt."""
+    last = key.rpartition(".")[2]
+    same = [name for name in known if name.rpartition(".")[2] == last]
+    hint = f' Did you mean "{same[0]}"?' if same else nearest(key, known)
+    return f'unknown key "{key}".{hint}'
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """`value` as type `hint`, or a UserError. YAML reads 1e-3 as text, so text that is a number counts as one."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, arguments, key)
+    if origin is Literal:
+        if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # YAML reads on and off as truth values
+            value = "on" if value else "off"
+        if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
+            raise UserError(_not_a_choice(key, value, arguments))
+        return value
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        choices = [item.value for item in hint]
+        if value not in choices and not isinstance(value, hint):
+            raise UserError(_not_a_choice(key, value, choices))
+        return hint(value)
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else build(hint, value, f"{key}.")
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    elif hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    elif hint is str and isinstance(value, (str, int)) and not isinstance(value, bool):
+        return str(value)
+    elif hint in (bool, type(None)) and isinstance(value, hint):
+        return value
+    elif hint is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    elif hint is dict or origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+    elif origin in (tuple, list) and isinstance(value, (list, tuple)):
+        if origin is list or arguments[-1] is Ellipsis:
+            kinds = [arguments[0]] * len(value)
+        else:
+            kinds = list(arguments)
+        if len(kinds) == len(value):
+            return origin(_convert(item, kind, f"{key}[{i}]") for i, (item, kind) in enumerate(zip(value, kinds)))
+    raise UserError(f'"{key}" must be {_describe(hint)}, got {show(value)}')
+
+
+def _convert_union(value: Any, choices: Sequence[Any], key: str) -> Any:
+    failures = []
+    for choice in choices:
+        try:
+            return _convert(value, choice, key)
+        except UserError as error:
+            failures.append(error)
+    useful = [f for f, choice in zip(failures, choices) if typing.get_origin(choice) is Literal]
+    if useful:
+        raise useful[0]
+    expected = " or ".join(_describe(choice) for choice in choices)
+    raise UserError(f'"{key}" must be {expected}, got {show(value)}')
+
+
+def _not_a_choice(key: str, value: Any, choices: Iterable[Any]) -> str:
+    listed = ", ".join(str(choice) for choice in choices)
+    return f'"{key}" must be one of {listed}; got {show(value)}.{nearest(str(value), map(str, choices))}'
+
+
+def _describe(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    if hint in names:
+        return names[hint]
+    if typing.get_origin(hint) in (tuple, list):
+        arguments = typing.get_args(hint)
+        return f"a list of {'numbers' if len(arguments) < 2 or arguments[-1] is Ellipsis else len(arguments)}"
+    return str(getattr(hint, "__name__", hint))
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings on top of one another; the later wins."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            below = merged.get(key)
+            merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """ "a.b=c" as {"a": {"b": c}}, the value read as YAML.
+
+    >>> parse_setting("options.views=8")
+    {'options': {'views': 8}}
+    """
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise UserError(f'--set "{text}": write it as key=value, for example --set options.epochs=5')
+    try:
+        parsed = yaml.safe_load(value) if value.strip() else None
+    except yaml.YAMLError as error:
+        raise UserError(f'--set "{text}": the value is not valid YAML ({" ".join(str(error).split())})') from error
+    for part in reversed(parts):
+        parsed = {part: parsed}
+    return parsed
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    items: dict[str, Any] = {}
+    for key, value in values.items():
+        items.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return items
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+
+
+def require(condition: bool, name: str, value: Any, meaning: str) -> None:
+    """Refuse a value of a dataclass, saying what it means: for `__post_init__`."""
+    if not condition:
+        raise UserError(f"{name} must be {meaning}, got {show(value)}")
+
+
+def plain(value: Any) -> Any:
+    """Only what YAML and JSON can say: tuples become lists, enums their values, paths text."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def show(value: Any) -> str:
+    """A value as a message quotes it."""
+    return json.dumps(value, default=str, ensure_ascii=False)
