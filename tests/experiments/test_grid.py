@@ -13,10 +13,11 @@ import torch
 
 from fscil.config import resolve
 from fscil.errors import UserError
+from fscil.evaluation.results import find_runs, load_results
 from fscil.experiments import grid
 from fscil.experiments import run as protocol
 from fscil.experiments.engines import LocalEngine, make_engine, run_jobs
-from fscil.experiments.grid import Job, claim, claim_path, find_runs, inspect, plan, run_job
+from fscil.experiments.grid import Job, claim, claim_path, inspect, plan, run_job
 from fscil.files import read_json, write_json
 
 
@@ -93,7 +94,7 @@ def test_cells_of_a_grid_give_what_single_runs_give(tmp_path, weights):
     assert reused[0] == 2 and reused[1] == 1 and reused[2] == 1  # both sets; the whole base model; its one set
     for number, job in enumerate(jobs[1:]):
         alone = protocol.run(job.config, tmp_path / f"alone{number}")
-        shared = protocol.load_results(job.folder)
+        shared = load_results(job.folder)
         assert shared.summary["accuracies"] == alone.summary["accuracies"]
         assert shared.confusion == alone.confusion
         for ours, theirs in zip(shared.sessions, alone.sessions):
@@ -127,7 +128,7 @@ def test_a_cell_killed_at_any_point_goes_on(tmp_path, weights):
     log = job.log.read_text()
     assert log.count("continuing from the checkpoints") == 2 and "going on after epoch 1" in log
     assert "going on after epoch 2" in log
-    assert protocol.load_results(job.folder).confusion == whole.confusion
+    assert load_results(job.folder).confusion == whole.confusion
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def compare(
     """
     from fscil.config import merge, parse_setting
     from fscil.errors import UserError
+    from fscil.evaluation.results import find_runs
     from fscil.experiments.comparison import (
         GridSpec,
         check_places,
@@ -113,7 +114,7 @@ def compare(
         read_grid,
         split_names,
     )
-    from fscil.experiments.grid import find_runs, plan
+    from fscil.experiments.grid import plan
 
     chosen = {"--methods": methods, "--dataset": dataset, "--seeds": seeds, "--vary": vary}
     given = [flag for flag, value in chosen.items() if value is not None]

@@ -111,8 +111,9 @@ def run(
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one talks
     display = LiveDisplay(quiet=quiet or not first)
     from fscil.experiments import run as protocol
+    from fscil.experiments.run_folder import new_folder
 
-    folder = resume or output or protocol.new_folder(config)
+    folder = resume or output or new_folder(config)
     try:
         with stoppable():
             results = protocol.run(config, folder, resume=resume is not None, display=display, announce=not quiet)

@@ -37,7 +37,7 @@ def write_report(folders: Sequence[str | Path], out: str | Path, title: str | No
     from jinja2 import Environment
     from markupsafe import Markup
 
-    from fscil.experiments.run import load_results
+    from fscil.evaluation.results import load_results
 
     if not folders:
         raise UserError("name at least one run folder to report on")

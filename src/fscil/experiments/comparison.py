@@ -126,15 +126,15 @@ def as_settings(values: Mapping[str, Any]) -> list[str]:
 
 def load_cells(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
     """The results of the cells that are finished, by name."""
+    from fscil.evaluation.results import load_results
     from fscil.experiments.grid import is_done
-    from fscil.experiments.run import load_results
 
     return {job.name: load_results(job.folder).to_dict() for job in jobs if not job.specs and is_done(job)}
 
 
 def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Results of finished runs, and a line for every folder that cannot be used."""
-    from fscil.experiments.run import load_results
+    from fscil.evaluation.results import load_results
 
     results, problems = [], []
     for folder in folders:

@@ -119,7 +119,7 @@ def run_jobs(jobs: Sequence[Job], engine: Engine, quiet: bool = False) -> Overvi
 def _result(job: Job) -> str:
     if job.specs:
         return "on the shelf"
-    from fscil.experiments.run import load_results
+    from fscil.evaluation.results import load_results
 
     summary = load_results(job.folder).summary
     return f"A_final {summary['A_final']:.2f}, A_avg {summary['A_avg']:.2f}"

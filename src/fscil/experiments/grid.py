@@ -191,19 +191,6 @@ def _decided(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def find_runs(places: Sequence[str | Path]) -> list[Path]:
-    """Run folders among and below `places`, finished or not."""
-    found: dict[Path, None] = {}
-    for place in map(Path, places):
-        if not place.exists():
-            raise UserError(f'"{place}" does not exist; name a run folder, or a folder that holds some')
-        inside = {path.parent for name in ("config.yaml", "results.json") for path in sorted(place.rglob(name))}
-        if not inside:
-            raise UserError(f'"{place}" is not a run folder and holds none')
-        found.update(dict.fromkeys(sorted(inside)))
-    return list(found)
-
-
 # ---- who works on what ---------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fscil.errors import UserError
 
 if TYPE_CHECKING:
-    from fscil.experiments.run import RunRecord
+    from fscil.experiments.run_folder import RunRecord
     from fscil.runtime import Display, Runtime
 
 T = TypeVar("T")
