@@ -16,7 +16,8 @@ from multiprocessing import connection
 from typing import Any, Protocol
 
 from fscil.errors import UserError, nearest
-from fscil.experiments.grid import Job, is_done, run_job
+from fscil.experiments.grid import Job, is_done
+from fscil.experiments.jobs import run_job
 from fscil.experiments.overview import Overview
 
 POLL = 0.5  # seconds between two looks at the workers
