@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fscil.data.pixels import Pixels
-from fscil.evaluation.openset import KnownSpace
 from fscil.methods.base import Method
 from fscil.methods.smp.method import SMP
+from fscil.teachable.unknown import KnownSpace
 
 FOLDS = 5
 
