@@ -80,8 +80,9 @@ def run(
     `fscil run --resume runs/glyphs-smp-seed2023-1`
     """
     from fscil.config import read_config, resolve
-    from fscil.display import LiveDisplay, output_console, session_table
+    from fscil.display import LiveDisplay, output_console
     from fscil.errors import UserError
+    from fscil.evaluation.sessions import session_table
 
     flags: dict[str, Any] = {"backbone": backbone, "weights": weights, "seed": seed}
     nested = {

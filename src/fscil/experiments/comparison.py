@@ -140,7 +140,7 @@ def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[st
     for folder in folders:
         try:
             result = load_results(folder).to_dict()
-            tables.METRICS["A_avg"].read(result), result["sessions"][0]["accuracy"], result["config"]["dataset"]
+            tables.metric("A_avg").read(result), result["sessions"][0]["accuracy"], result["config"]["dataset"]
             results.append(result)
         except UserError as error:
             problems.append(str(error))
@@ -159,7 +159,6 @@ def _place(result: tables.Result) -> int:
     return order.index(method) if method in order else len(order)
 
 
-DETAILS = ("A_0", "A_final", "base", "new", "hacc", "fnr", "fpr", "trainable_parameters", "stored_images", "minutes")
 PARTS = ("", "-details", "-differences")  # of a dataset's tables, in the order they are shown
 
 
@@ -176,7 +175,7 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
             metrics = ("A_0", "A_final", "A_avg", "base", "new", "hacc")
             table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
         made[dataset] = replace(table, notes=[*table.notes, *remarks, provenance(members)])
-        details = tables.metric_table(groups, DETAILS, f"Base and new classes at the last task on {title}")
+        details = tables.metric_table(groups, tables.details(), f"Base and new classes at the last task on {title}")
         if any(session.get("parts_from_shelf") for result in members for session in result["sessions"]):
             shared = "Minutes leave out parts that another run had trained."
             details = replace(details, notes=[*details.notes, shared])

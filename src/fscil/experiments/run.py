@@ -22,10 +22,11 @@ from fscil.data.datasets.all import Dataset, load_dataset
 from fscil.data.pixels import Transform
 from fscil.data.settings import with_defaults
 from fscil.data.stream import Stream, Task, make_stream
-from fscil.display import LiveDisplay, session_line
+from fscil.display import LiveDisplay
 from fscil.errors import UserError
 from fscil.evaluation import metrics
 from fscil.evaluation.results import Results
+from fscil.evaluation.sessions import session_line
 from fscil.experiments.environment import PeakMemory
 from fscil.experiments.run_folder import (
     RunRecord,
