@@ -23,6 +23,7 @@ from fscil.data.datasets import load_dataset
 from fscil.data.manifests import TEST, TRAIN
 from fscil.evaluation import openset
 from fscil.registry import dataset_entry
+from fscil.teachable import unknown
 from fscil.teachable.model import Notice, Teachable
 
 
@@ -42,10 +43,10 @@ def compare(
     logits, fit = clf.knowledge_.judge_features(features)
     temperature, space = clf.calibration_["temperature"], clf.knowledge_.space
     scores = {
-        "max-softmax": openset.max_softmax(logits, temperature),
-        "energy": openset.energy(logits, temperature),
-        "max logit": openset.max_logit(logits),
-        "max cosine": openset.max_cosine(features, space.means).cpu(),
+        "max-softmax": unknown.max_softmax(logits, temperature),
+        "energy": unknown.energy(logits, temperature),
+        "max logit": unknown.max_logit(logits),
+        "max cosine": unknown.max_cosine(features, space.means).cpu(),
         "Mahalanobis": space.scores(features, relative=False).amax(1).cpu(),
         "relative Mahalanobis": replace(space, background=1.0, softness=0.0).fit(features).cpu(),
         f"ours (w = {space.background:g}, {'soft' if space.softness else 'best class'})": fit,

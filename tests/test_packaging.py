@@ -65,7 +65,7 @@ def test_the_examples_of_contributing_work_from_another_package(tmp_path, monkey
 
     from fscil import cli, registry
     from fscil.backbones.vit import GLYPH_VITS
-    from fscil.experiments.run import load_results
+    from fscil.evaluation.results import load_results
 
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     method, method_entry, data, data_entry = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

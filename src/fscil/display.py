@@ -1,17 +1,13 @@
-"""What a person sees while work goes on: progress bars with live figures, one line per session, the final table."""
+"""What a person sees while work goes on: progress bars with live figures."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
-
-from fscil.text import duration, points, size
 
 T = TypeVar("T")
 SHOW_AFTER = 1.0  # seconds: quicker work shows no bar
@@ -104,48 +100,3 @@ def _figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return str(value)
-
-
-def session_line(session: Mapping[str, Any], total: int, averaging: str = "group") -> str:
-    """ "session 3/8  75 classes  A 71.20 …": one session in one line."""
-    parts = [
-        f"session {session['session']}/{total}",
-        f"{session['seen']:>3} classes",
-        f"A {session['accuracy']:5.2f}",
-        f"top-5 {session['top5']:5.2f}",
-        f"base {session['base_accuracy']:5.2f}",
-    ]
-    if session["new_accuracy"] is not None:
-        parts += [f"new {session['new_accuracy']:5.2f}", f"HAcc {session['hacc'][averaging]:5.2f}"]
-    parts.append(f"{duration(session['seconds'])}")
-    return "  ".join(parts)
-
-
-def session_table(
-    sessions: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], averaging: str, title: str
-) -> Table:
-    """The final table: a row per session, the summary below it."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    accuracies = ("A", "top-5", "base", "new", f"HAcc ({averaging})", "FNR", "FPR")
-    for name in ("session", "classes", *accuracies, "time", "memory"):
-        table.add_column(name, justify="right")
-    for row in sessions:
-        values = [row["accuracy"], row["top5"], row["base_accuracy"], row["new_accuracy"], row["hacc"][averaging]]
-        cells = [points(value) for value in [*values, row["fnr"], row["fpr"]]]
-        table.add_row(
-            str(row["session"]),
-            str(row["seen"]),
-            *cells,
-            duration(row["seconds"]),
-            size(row["peak_gpu_memory"] or row["peak_memory"]),
-        )
-    table.caption = (
-        f"A_avg {points(summary['A_avg'])}   A_final {points(summary['A_final'])}   PD {points(summary['PD'])}   "
-        f"HAcc {points(summary['hacc'][averaging])}   forgetting {points(summary['forgetting'])}"
-    )
-    return table
-
-
-def output_console() -> Console:
-    """Standard output: results. On a pipe wide enough that no column is cut."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140, highlight=False)

@@ -13,10 +13,14 @@ import torch
 
 from fscil.config import resolve
 from fscil.errors import UserError
-from fscil.experiments import grid
+from fscil.evaluation.results import find_runs, load_results
+from fscil.experiments import claims
 from fscil.experiments import run as protocol
+from fscil.experiments.claims import claim, claim_path
 from fscil.experiments.engines import LocalEngine, make_engine, run_jobs
-from fscil.experiments.grid import Job, claim, claim_path, find_runs, inspect, plan, run_job
+from fscil.experiments.grid import Job, inspect, plan
+from fscil.experiments.jobs import run_job
+from fscil.experiments.overview import last_lines
 from fscil.files import read_json, write_json
 
 
@@ -88,12 +92,12 @@ def test_cells_of_a_grid_give_what_single_runs_give(tmp_path, weights):
     jobs = plan(tmp_path / "grid", configs)
     assert [bool(job.specs) for job in jobs] == [True, False, False, False]
     for job in jobs:
-        assert run_job(job.to_dict())["state"] == "done", grid.last_lines(job.log)
+        assert run_job(job.to_dict())["state"] == "done", last_lines(job.log)
     reused = [read_json(job.folder / "results.json")["sessions"][0]["parts_from_shelf"] for job in jobs[1:]]
     assert reused[0] == 2 and reused[1] == 1 and reused[2] == 1  # both sets; the whole base model; its one set
     for number, job in enumerate(jobs[1:]):
         alone = protocol.run(job.config, tmp_path / f"alone{number}")
-        shared = protocol.load_results(job.folder)
+        shared = load_results(job.folder)
         assert shared.summary["accuracies"] == alone.summary["accuracies"]
         assert shared.confusion == alone.confusion
         for ours, theirs in zip(shared.sessions, alone.sessions):
@@ -110,7 +114,7 @@ def test_a_cell_killed_at_any_point_goes_on(tmp_path, weights):
     (job.folder / "shots.json").write_text("{}")
     script = (
         "import os, sys, json\n"
-        "from fscil.experiments.grid import run_job\n"
+        "from fscil.experiments.jobs import run_job\n"
         "from fscil.experiments.keeper import RunKeeper\n"
         "save = RunKeeper.save\n"
         "def last_words(self, stage, tensors):\n"
@@ -127,7 +131,7 @@ def test_a_cell_killed_at_any_point_goes_on(tmp_path, weights):
     log = job.log.read_text()
     assert log.count("continuing from the checkpoints") == 2 and "going on after epoch 1" in log
     assert "going on after epoch 2" in log
-    assert protocol.load_results(job.folder).confusion == whole.confusion
+    assert load_results(job.folder).confusion == whole.confusion
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
@@ -143,7 +147,7 @@ def test_what_is_in_the_way_is_named_and_left_alone(tmp_path):
     outcome = run_job(job.to_dict())
     assert outcome["state"] == "failed" and "holiday.jpg" in outcome["error"]
     assert (job.folder / "holiday.jpg").exists()
-    assert "holiday.jpg" in grid.last_lines(job.log)[-1]
+    assert "holiday.jpg" in last_lines(job.log)[-1]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,8 @@ def test_find_runs_among_other_folders(tmp_path):
 
 HOLD = (
     "import json, sys, time\n"
-    "from fscil.experiments.grid import Job, claim\n"
+    "from fscil.experiments.claims import claim\n"
+    "from fscil.experiments.grid import Job\n"
     "with claim(Job.from_dict(json.loads(sys.argv[1]))) as mine:\n"
     "    print('mine' if mine else 'busy', flush=True)\n"
     "    time.sleep(60)\n"
@@ -194,14 +199,14 @@ def test_a_claim_excludes_others_until_its_process_is_gone(tmp_path):
         assert holder.stdout.readline().strip() == "mine"
         with claim(job) as mine:
             assert mine is None
-        assert grid.owner_of(claim_path(job))["pid"] == holder.pid
+        assert claims.owner_of(claim_path(job))["pid"] == holder.pid
         outcome = run_job(job.to_dict())
         assert outcome["state"] == "busy" and outcome["owner"]["pid"] == holder.pid
         holder.kill()
         holder.wait()
         with claim(job) as mine:  # what it wrote is still there, but nobody stands behind it
             assert mine is not None
-            assert grid.owner_of(claim_path(job))["pid"] == os.getpid()
+            assert claims.owner_of(claim_path(job))["pid"] == os.getpid()
         assert not claim_path(job).exists()
     finally:
         holder.kill()
@@ -216,7 +221,7 @@ def test_another_machine_s_claim_counts_while_it_shows_signs_of_life(tmp_path):
     path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "started": 0.0, "doing": ""}))
     with claim(job) as mine:
         assert mine is None
-    long_ago = time.time() - 2 * grid.SILENT
+    long_ago = time.time() - 2 * claims.SILENT
     os.utime(path, (long_ago, long_ago))
     with claim(job) as mine:
         assert mine is not None

@@ -34,7 +34,7 @@ def compare(folder, *more):
 
 def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the_same(tmp_path):
     pytest.importorskip("ray")
-    from fscil.experiments.grid import owner_of
+    from fscil.experiments.claims import owner_of
 
     weights_in(tmp_path)
     local = compare(tmp_path, "-o", "local")

@@ -22,7 +22,9 @@ from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Stream, Task
 from fscil.data.transforms import Transform
 from fscil.errors import UserError
+from fscil.evaluation.results import load_results
 from fscil.experiments import run as protocol
+from fscil.experiments import run_folder
 from fscil.files import load_tensors, read_json
 from fscil.methods.base import Method
 
@@ -168,7 +170,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path):
         *("checkpoints/session_0.safetensors", f"checkpoints/session_{TASKS}.safetensors"),
     }
     assert read_json(folder / "results.json") == results.to_dict()
-    assert protocol.load_results(folder) == results
+    assert load_results(folder) == results
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert lines == results.sessions and [line["seen"] for line in lines] == [4, 6, 8]
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -223,18 +225,18 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, stop_a
 def test_resuming_after_a_crash_between_metrics_and_checkpoint(tmp_path, monkeypatch):
     """The line of a session may be on disk when its checkpoint is not: the session is then done again, once."""
     whole = run(tmp_path / "whole")
-    real = protocol.save_tensors
+    real = run_folder.save_tensors
 
     def fail(path, *rest):
         if path.name == "session_1.safetensors" and path.parent.name == "checkpoints":
             raise Stop
         real(path, *rest)
 
-    monkeypatch.setattr(protocol, "save_tensors", fail)
+    monkeypatch.setattr(run_folder, "save_tensors", fail)
     with pytest.raises(Stop):
         run(tmp_path / "parts")
     assert len((tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()) == 2
-    monkeypatch.setattr(protocol, "save_tensors", real)
+    monkeypatch.setattr(run_folder, "save_tensors", real)
     assert numbers(run(tmp_path / "parts", resume=True)) == numbers(whole)
 
 
@@ -309,16 +311,16 @@ def test_folders_that_are_no_place_for_a_run_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--resume"):
         run(tmp_path / "run")
     with pytest.raises(UserError, match="not finished"):
-        protocol.load_results(tmp_path / "run")
+        load_results(tmp_path / "run")
     with pytest.raises(UserError, match="not a run folder"):
-        protocol.load_results(tmp_path / "empty")
+        load_results(tmp_path / "empty")
 
 
 def test_a_start_that_fails_leaves_no_folder(tmp_path, monkeypatch):
     def full(*_):
         raise UserError("cannot write: the disk is full")
 
-    monkeypatch.setattr(protocol, "write_config", full)
+    monkeypatch.setattr(run_folder, "write_config", full)
     with pytest.raises(UserError, match="disk is full"):
         run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -335,9 +337,9 @@ def test_two_processes_cannot_write_one_run(tmp_path, monkeypatch):
 
 def test_new_folders_count_up(tmp_path):
     config = tiny_config()
-    first = protocol.new_folder(config, tmp_path)
+    first = run_folder.new_folder(config, tmp_path)
     first.mkdir()
-    assert (first.name, protocol.new_folder(config, tmp_path).name) == (
+    assert (first.name, run_folder.new_folder(config, tmp_path).name) == (
         "glyphs-probe-seed2023-1",
         "glyphs-probe-seed2023-2",
     )
@@ -393,5 +395,5 @@ def test_an_interrupted_command_says_how_to_resume_and_can_be(tmp_path, number):
     assert second.returncode == 0, second.stderr
     assert "A_avg" in second.stdout
     whole = run(tmp_path / "whole", tiny_config())
-    results = protocol.load_results(folder)
+    results = load_results(folder)
     assert [s["accuracy"] for s in results.sessions] == [s["accuracy"] for s in whole.sessions]

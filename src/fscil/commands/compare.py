@@ -101,6 +101,7 @@ def compare(
     `fscil compare runs/glyphs-smp-seed2023-1 runs/grid/cells`
     """
     from fscil.errors import UserError
+    from fscil.evaluation.results import find_runs
     from fscil.experiments.comparison import (
         GridSpec,
         check_places,
@@ -112,7 +113,7 @@ def compare(
         read_grid,
         split_names,
     )
-    from fscil.experiments.grid import find_runs, plan
+    from fscil.experiments.grid import plan
     from fscil.strict import merge, parse_setting
 
     chosen = {"--methods": methods, "--dataset": dataset, "--seeds": seeds, "--vary": vary}

@@ -31,8 +31,8 @@ def report(
     """
     from fscil.errors import UserError
     from fscil.evaluation.report import write_report
+    from fscil.evaluation.results import find_runs
     from fscil.experiments.comparison import load_folders
-    from fscil.experiments.grid import find_runs
 
     found = find_runs(folders)
     usable = []

@@ -80,8 +80,9 @@ def run(
     `fscil run --resume runs/glyphs-smp-seed2023-1`
     """
     from fscil.config import read_config, resolve
-    from fscil.display import LiveDisplay, output_console, session_table
+    from fscil.display import LiveDisplay, output_console
     from fscil.errors import UserError
+    from fscil.evaluation.sessions import session_table
 
     flags: dict[str, Any] = {"backbone": backbone, "weights": weights, "seed": seed}
     nested = {
@@ -111,8 +112,9 @@ def run(
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one talks
     display = LiveDisplay(quiet=quiet or not first)
     from fscil.experiments import run as protocol
+    from fscil.experiments.run_folder import new_folder
 
-    folder = resume or output or protocol.new_folder(config)
+    folder = resume or output or new_folder(config)
     try:
         with stoppable():
             results = protocol.run(config, folder, resume=resume is not None, display=display, announce=not quiet)

@@ -19,9 +19,10 @@ from fscil._version import __version__
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
 from fscil.evaluation.metrics import task_bounds
+from fscil.evaluation.sessions import SessionColumn, columns_of
 from fscil.files import atomic_write, load_tensors, read_json
 from fscil.strict import build, flatten
-from fscil.text import duration, percent, points, size
+from fscil.text import duration, percent
 
 if TYPE_CHECKING:
     from fscil.data.pixels import Pixels
@@ -38,7 +39,7 @@ def write_report(folders: Sequence[str | Path], out: str | Path, title: str | No
     from jinja2 import Environment
     from markupsafe import Markup
 
-    from fscil.experiments.run import load_results
+    from fscil.evaluation.results import load_results
 
     if not folders:
         raise UserError("name at least one run folder to report on")
@@ -199,29 +200,30 @@ def _tiles(result: tables.Result) -> list[dict[str, Any]]:
 
 def _session_table(sessions: Sequence[Mapping[str, Any]], averaging: str) -> dict[str, Any]:
     """Headings and rows; cells with a `share` are drawn as bars."""
-    gpu = any(session.get("peak_gpu_memory") for session in sessions)
-    longest = max(session.get("seconds") or 0.0 for session in sessions) or 1.0
-    largest = max(session.get("peak_memory") or 0 for session in sessions) or 1
-    headings = ["Task", "Classes", "Accuracy", "Top-5", "Base", "New", "HAcc", "FNR", "FPR", "Time", "Memory"]
-    rows = []
-    for number, session in enumerate(sessions):
-        seconds, memory = session.get("seconds") or 0.0, session.get("peak_memory") or 0
-        percents = [session[key] for key in ("accuracy", "top5", "base_accuracy", "new_accuracy")]
-        percents += [session["hacc"][averaging], session["fnr"], session["fpr"]]
-        cells = [{"text": str(number), "share": None}, {"text": str(session["seen"]), "share": None}]
-        cells += [{"text": points(value), "share": None} for value in percents]
-        cells.append({"text": duration(seconds), "share": round(100 * seconds / longest)})
-        cells.append({"text": size(memory), "share": round(100 * memory / largest)})
-        if gpu:
-            cells.append({"text": size(session.get("peak_gpu_memory") or 0), "share": None})
-        rows.append(cells)
+    columns = columns_of(sessions, averaging)
+    largest = [max(column.read(session, averaging) or 0 for session in sessions) or 1 for column in columns]
+
+    def cell(column: SessionColumn, most: float, session: Mapping[str, Any]) -> dict[str, Any]:
+        value = column.read(session, averaging)
+        if value is None:
+            return {"text": "–", "share": None}
+        return {"text": column.show(value), "share": round(100 * value / most) if column.bar else None}
+
+    rows = [
+        [
+            {"text": str(number), "share": None},
+            {"text": str(session["seen"]), "share": None},
+            *(cell(column, most, session) for column, most in zip(columns, largest)),
+        ]
+        for number, session in enumerate(sessions)
+    ]
     total = sum(session.get("seconds") or 0.0 for session in sessions)
     stored = sessions[-1].get("stored_images") or 0
     notes = [f"Accuracies in percent, HAcc averaged by {averaging}; {duration(total)} in all; memory is the peak."]
     if sessions[-1].get("trainable_parameters") is not None:
         notes.append(f"{sessions[-1]['trainable_parameters']:,} trainable parameters, {stored:,} stored images.")
     return {
-        "session_headings": headings + (["GPU"] if gpu else []),
+        "session_headings": ["Task", "Classes", *(column.title for column in columns)],
         "session_rows": rows,
         "session_note": " ".join(notes),
     }

@@ -22,6 +22,7 @@ from fscil import registry
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
 from fscil.evaluation.metrics import Averaging
+from fscil.evaluation.sessions import COLUMNS, SessionColumn
 from fscil.strict import flatten
 
 Result = Mapping[str, Any]  # the contents of a results.json
@@ -91,24 +92,12 @@ def _last(key: str) -> Callable[[Result], float | None]:
     return lambda result: result["sessions"][-1].get(key)
 
 
-def _hacc(averaging: Averaging) -> Callable[[Result], float | None]:
-    return lambda result: result["summary"]["hacc"][averaging.value]
-
-
-METRICS: dict[str, Metric] = {
+OF_A_RUN: dict[str, Metric] = {
     "A_0": Metric(Column("A_0", "$A_0$"), _summary("A_0")),
     "A_final": Metric(Column("A_final", "$A_{final}$"), _summary("A_final"), "A_final"),
     "A_avg": Metric(Column("A_avg", "$A_{avg}$"), _summary("A_avg"), "A_avg"),
     "PD": Metric(Column("PD", better="low"), _summary("PD")),
     "forgetting": Metric(Column("Forgetting", better="low"), _summary("forgetting")),
-    "base": Metric(Column("Base", "$A_o$"), _summary("base_accuracy"), "base_accuracy"),
-    "new": Metric(Column("New", "$A_n$"), _summary("new_accuracy"), "new_accuracy"),
-    "hacc": Metric(Column("HAcc"), _hacc(Averaging.GROUP), "hacc"),
-    "hacc_class": Metric(Column("HAcc (class)"), _hacc(Averaging.CLASS)),
-    "hacc_sample": Metric(Column("HAcc (sample)"), _hacc(Averaging.SAMPLE)),
-    "top5": Metric(Column("Top-5"), _summary("top5")),
-    "fnr": Metric(Column("FNR", better="low"), _summary("fnr"), "fnr"),
-    "fpr": Metric(Column("FPR", better="low"), _summary("fpr"), "fpr"),
     "stored_images": Metric(Column("Stored images", digits=0, better=None), _last("stored_images")),
     "trainable_parameters": Metric(Column("Trainable", digits=0, better=None), _last("trainable_parameters")),
     "minutes": Metric(
@@ -118,10 +107,41 @@ METRICS: dict[str, Metric] = {
 }
 
 
+def metrics() -> dict[str, Metric]:
+    """Everything a table over seeds can show, by name: figures of a whole run, and those of its last session."""
+    known = dict(OF_A_RUN)
+    for name, column in COLUMNS.items():
+        if column.better:
+            known[name] = _at_the_end(column)
+        if column.averaged:
+            known |= {f"{name}_{how.value}": _at_the_end(column, how) for how in Averaging if how != Averaging.GROUP}
+    return known
+
+
+def _at_the_end(column: SessionColumn, averaging: Averaging = Averaging.GROUP) -> Metric:
+    """A session's column, read in the last session."""
+    title = column.title if averaging is Averaging.GROUP else f"{column.title} ({averaging.value})"
+    return Metric(
+        Column(title, column.latex, better=column.better),
+        lambda result: column.read(result["sessions"][-1], averaging.value),
+        column.paper,
+    )
+
+
+def details() -> list[str]:
+    """The metrics behind the averages, in the order `fscil compare` shows them."""
+    return [
+        *("A_0", "A_final"),
+        *(name for name, column in COLUMNS.items() if column.better and column.in_details),
+        *("trainable_parameters", "stored_images", "minutes"),
+    ]
+
+
 def metric(name: str) -> Metric:
-    if name not in METRICS:
-        raise UserError(f'unknown metric "{name}"; known: {", ".join(METRICS)}.{nearest(name, METRICS)}')
-    return METRICS[name]
+    known = metrics()
+    if name not in known:
+        raise UserError(f'unknown metric "{name}"; known: {", ".join(known)}.{nearest(name, known)}')
+    return known[name]
 
 
 # ---------------------------------------------------------------------------------------------- grouping and statistics
@@ -263,16 +283,14 @@ def main_table(
     columns: dict[str, Column] = {
         f"A_{t}": Column(str(t), detail=True, span="Accuracy $A_t$ in each task (\\%)") for t in range(lengths[0])
     }
-    hacc = METRICS["hacc"].column
-    if Averaging(averaging) is not Averaging.GROUP:
-        hacc = replace(hacc, title=f"HAcc ({Averaging(averaging).value})")
-    columns |= {"A_avg": METRICS["A_avg"].column, "hacc": hacc}
+    hacc = _at_the_end(COLUMNS["hacc"], Averaging(averaging))
+    columns |= {"A_avg": metric("A_avg").column, "hacc": hacc.column}
     columns |= {name: metric(name).column for name in extras}
 
     def measured(members: Sequence[Result]) -> dict[str, Value]:
         values = {f"A_{t}": over_seeds(r["sessions"][t]["accuracy"] for r in members) for t in range(lengths[0])}
-        values["A_avg"] = over_seeds(METRICS["A_avg"].read(r) for r in members)
-        values["hacc"] = over_seeds(_hacc(Averaging(averaging))(r) for r in members)
+        values["A_avg"] = over_seeds(metric("A_avg").read(r) for r in members)
+        values["hacc"] = over_seeds(hacc.read(r) for r in members)
         for name in extras:
             value = over_seeds(metric(name).read(r) for r in members)
             values[name] = value if value is None or metric(name).column.better else replace(value, spread=None)

@@ -127,21 +127,21 @@ def as_settings(values: Mapping[str, Any]) -> list[str]:
 
 def load_cells(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
     """The results of the cells that are finished, by name."""
+    from fscil.evaluation.results import load_results
     from fscil.experiments.grid import is_done
-    from fscil.experiments.run import load_results
 
     return {job.name: load_results(job.folder).to_dict() for job in jobs if not job.specs and is_done(job)}
 
 
 def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Results of finished runs, and a line for every folder that cannot be used."""
-    from fscil.experiments.run import load_results
+    from fscil.evaluation.results import load_results
 
     results, problems = [], []
     for folder in folders:
         try:
             result = load_results(folder).to_dict()
-            tables.METRICS["A_avg"].read(result), result["sessions"][0]["accuracy"], result["config"]["dataset"]
+            tables.metric("A_avg").read(result), result["sessions"][0]["accuracy"], result["config"]["dataset"]
             results.append(result)
         except UserError as error:
             problems.append(str(error))
@@ -160,7 +160,6 @@ def _place(result: tables.Result) -> int:
     return order.index(method) if method in order else len(order)
 
 
-DETAILS = ("A_0", "A_final", "base", "new", "hacc", "fnr", "fpr", "trainable_parameters", "stored_images", "minutes")
 PARTS = ("", "-details", "-differences")  # of a dataset's tables, in the order they are shown
 
 
@@ -177,7 +176,7 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
             metrics = ("A_0", "A_final", "A_avg", "base", "new", "hacc")
             table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
         made[dataset] = replace(table, notes=[*table.notes, *remarks, provenance(members)])
-        details = tables.metric_table(groups, DETAILS, f"Base and new classes at the last task on {title}")
+        details = tables.metric_table(groups, tables.details(), f"Base and new classes at the last task on {title}")
         if any(session.get("parts_from_shelf") for result in members for session in result["sessions"]):
             shared = "Minutes leave out parts that another run had trained."
             details = replace(details, notes=[*details.notes, shared])

@@ -16,7 +16,8 @@ from multiprocessing import connection
 from typing import Any, Protocol
 
 from fscil.errors import UserError, nearest
-from fscil.experiments.grid import Job, is_done, run_job
+from fscil.experiments.grid import Job, is_done
+from fscil.experiments.jobs import run_job
 from fscil.experiments.overview import Overview
 
 POLL = 0.5  # seconds between two looks at the workers
@@ -119,7 +120,7 @@ def run_jobs(jobs: Sequence[Job], engine: Engine, quiet: bool = False) -> Overvi
 def _result(job: Job) -> str:
     if job.specs:
         return "on the shelf"
-    from fscil.experiments.run import load_results
+    from fscil.evaluation.results import load_results
 
     summary = load_results(job.folder).summary
     return f"A_final {summary['A_final']:.2f}, A_avg {summary['A_avg']:.2f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
@@ -14,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fscil.display import LiveDisplay
-from fscil.experiments.grid import Job, claim_path, last_lines, owner_of
+from fscil.experiments.claims import claim_path, owner_of
+from fscil.experiments.grid import Job
 from fscil.text import duration
 
 T = TypeVar("T")
@@ -145,3 +147,11 @@ def explain_failures(overview: Overview, lines: int = 10) -> list[str]:
             told += [f"    {line}" for line in last_lines(job.log, lines)]
             told.append(f"    (log: {job.log})")
     return told
+
+
+def last_lines(path: Path, count: int = 10) -> list[str]:
+    """The end of a log."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    except OSError:
+        return []

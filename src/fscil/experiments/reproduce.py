@@ -120,14 +120,14 @@ def _bars(panels, stamp):
 
 def _merging(panels, stamp):
     from fscil.evaluation.figures import merging_bars
-    from fscil.evaluation.tables import METRICS, paper_numbers
+    from fscil.evaluation.tables import metric, paper_numbers
 
     quoted = {
         title: {
             label: {
-                name: numbers[METRICS[name].paper]
+                name: numbers[metric(name).paper]
                 for name in ("base", "new", "A_final", "A_avg")
-                if METRICS[name].paper in (numbers := paper_numbers(members[0]))
+                if metric(name).paper in (numbers := paper_numbers(members[0]))
             }
             for label, members in groups.items()
         }

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fscil.errors import UserError
+from fscil.evaluation.sessions import COLUMNS
 
 if TYPE_CHECKING:
-    from fscil.experiments.run import RunRecord
+    from fscil.experiments.run_folder import RunRecord
     from fscil.runtime import Display, Runtime
 
 T = TypeVar("T")
-OF_A_SESSION = ("accuracy", "top5", "base_accuracy", "new_accuracy", "fnr", "fpr", "seconds", "peak_memory")
 
 
 def check_tensorboard() -> None:
@@ -57,10 +57,10 @@ class TensorBoard:
         self.display.report(**fields)
 
     def session(self, session: Mapping[str, Any]) -> None:
-        values = {name: session[name] for name in OF_A_SESSION} | {"hacc": session["hacc"][self.averaging]}
-        for name, value in values.items():
+        for column in COLUMNS.values():
+            value = column.read(session, self.averaging)
             if value is not None:
-                self.writer.add_scalar(f"session/{name}", value, session["session"])
+                self.writer.add_scalar(f"session/{column.field}", value, session["session"])
         self.writer.flush()
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fscil.evaluation.openset import KnownSpace
 from fscil.heads.base import Lesson
 from fscil.methods.represented import Represented
+from fscil.teachable.unknown import KnownSpace
 
 FOLDS = 5
 

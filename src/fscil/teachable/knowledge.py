@@ -18,10 +18,10 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
-from fscil.evaluation.openset import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
 from fscil.maths.margins import cosine
 from fscil.methods.base import Method
 from fscil.teachable.calibration import cross_validated
+from fscil.teachable.unknown import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
 
 HELD_OUT_AT_MOST = 4000  # held-out pictures whose features are kept for calibration
 BACKGROUND_SHARE = 0.3  # of the pictures, to choose the score of fit on where none were held out

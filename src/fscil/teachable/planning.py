@@ -12,11 +12,11 @@ from torch import Tensor
 from fscil import registry
 from fscil.backbones.lora import empty_lora
 from fscil.data.stream import Task
-from fscil.evaluation.openset import KnownSpace
 from fscil.methods.families.adapter_sets import Streams
 from fscil.methods.smp.method import SMP
 from fscil.runtime import Runtime
 from fscil.strict import build
+from fscil.teachable.unknown import KnownSpace
 
 TRAIN_FROM_CLASSES = 10  # a base set below either of these is not trained on:
 TRAIN_FROM_PICTURES = 20  # pictures per class on average
