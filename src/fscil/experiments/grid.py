@@ -30,7 +30,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fscil.config import RunConfig, build, complete, differences, flatten, merge, read_config
+from fscil.config import RunConfig, as_made, build, complete, differences, flatten, merge, read_config
 from fscil.errors import UserError
 from fscil.files import atomic_write, read_json
 
@@ -167,7 +167,7 @@ def inspect(folder: Path, config: RunConfig) -> tuple[str, str]:
     names = {path.name for path in folder.iterdir()}
     try:
         if "results.json" in names:
-            stored = complete(read_json(folder / "results.json").get("config") or {})
+            stored = complete(as_made(read_json(folder / "results.json").get("config") or {}))
         elif "config.yaml" in names:
             stored = read_config(folder / "config.yaml")
         elif {name for name in names if not name.endswith(".part")} <= DEBRIS:
