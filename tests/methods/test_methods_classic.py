@@ -76,22 +76,28 @@ def test_teen_calibration_is_the_formula():
         torch.testing.assert_close(row, (1 - alpha) * c + alpha * delta / delta.norm())
 
 
-def test_teen_with_alpha_zero_is_the_baseline():
+@pytest.mark.parametrize(
+    ("plain", "options"), [("single_m0", {}), ("baseline", {"scale": 1.0, "learnable_scale": True})]
+)
+def test_teen_with_alpha_zero_is_plain_prototypes(plain, options):
     images, _ = make_images()
-    plain = fitted("baseline", tasks=2, dtype=torch.float64)
-    assert_same(fitted("teen", {"alpha": 0.0}, tasks=2, dtype=torch.float64).logits(images), plain.logits(images))
-    calibrated = fitted("teen", {"alpha": 0.5}, tasks=2, dtype=torch.float64).logits(images)
+    plain = fitted(plain, tasks=2, dtype=torch.float64)
+    method = fitted("teen", {**options, "alpha": 0.0}, tasks=2, dtype=torch.float64)
+    assert_same(method.logits(images), plain.logits(images))
+    calibrated = fitted("teen", {**options, "alpha": 0.5}, tasks=2, dtype=torch.float64).logits(images)
     assert (calibrated - plain.logits(images)).abs().max() > 1e-3
 
 
-def test_teen_keeps_base_rows_and_takes_the_baseline_s_adapters_from_the_shelf():
+def test_teen_keeps_base_rows_and_takes_the_plain_adapters_from_the_shelf():
     shelf, keeper = MemoryShelf(), MemoryKeeper()
-    plain = fitted("baseline", shelf=shelf)
+    plain = fitted("single_m0", shelf=shelf)
     method = fitted("teen", shelf=shelf, keeper=keeper)
     assert keeper.saves == 0 and torch.equal(method.lora.A, plain.lora.A)  # nothing was trained
     before = method.rows.clone()
     method.learn(few_shot_tasks()[0])
     assert torch.equal(method.rows[:BASE], before)
+    fitted("teen", {"scale": 32.0}, shelf=shelf, keeper=keeper)
+    assert keeper.saves > 0  # another temperature, other adapters
 
 
 # ---- ADBS ----------------------------------------------------------------------------------------------------------
