@@ -136,6 +136,37 @@ def test_adbs_learns_new_scales_only_from_the_mean_of_the_old():
     assert "scales" in changes("adbs", {"alpha": 5.0})
 
 
+@pytest.mark.parametrize("views", ["augmented", "plain"])
+def test_adbs_s_scale_steps_are_autograd_on_a_loop_over_images_and_pairs(views):
+    steps, task = 3, few_shot_tasks()[0]
+    options = {"learn_views": views, "learn_steps": steps, "learn_lr": 0.1, "alpha": 0.5}
+    before = fitted("adbs", options, dtype=torch.float64)
+    after = fitted("adbs", options, tasks=1, dtype=torch.float64)
+    rows = F.normalize(after.prototypes, dim=1)
+    new = before.scales.mean().repeat(3).requires_grad_()
+    momentum, seen_views = torch.zeros(3, dtype=torch.float64), []
+    for step in range(steps):
+        images = task.images.plain()
+        if views == "augmented":
+            images = task.images.augmented(torch.arange(len(task.labels)), 1_000_000 + step)  # task 1, view `step`
+            seen_views.append(images)
+        with torch.no_grad():
+            features = before.backbone(images.double(), before.lora)[0]
+        scales, loss = torch.cat([before.scales, new]), 0.0
+        for f, label in zip(features, task.labels):
+            logits = [16 * scales[j] * (f / f.norm() @ rows[j]) for j in range(len(rows))]
+            loss = loss + (torch.stack(logits).logsumexp(0) - logits[label]) / len(task.labels)
+        for i, j in itertools.product(range(len(rows)), repeat=2):
+            w = rows[i] @ rows[j] if i != j else torch.ones((), dtype=torch.float64)
+            loss = loss + 0.5 * ((1 - w) - (scales[i] - scales[j] * w)).clamp(min=0) / len(rows) ** 2
+        (gradient,) = torch.autograd.grad(loss, new)
+        # SGD with momentum 0.9 and dampening 0.9, which spares the first step
+        momentum = gradient if step == 0 else 0.9 * momentum + 0.1 * gradient
+        new = (new - 0.1 * momentum).detach().requires_grad_()
+    torch.testing.assert_close(after.scales[BASE:], new.detach())
+    assert all(not torch.equal(one, other) for one, other in itertools.combinations(seen_views, 2))
+
+
 # ---- CLOM ----------------------------------------------------------------------------------------------------------
 
 
