@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -18,10 +19,10 @@ from fscil.methods import clom
 from fscil.methods.adbs import inter_class_constraint
 from fscil.methods.cec import Episodes, GraphAttention
 from fscil.methods.clom import pair_margins
-from fscil.methods.fact import MASKED, forward_terms, tie
+from fscil.methods.fact import MASKED, choose_virtual, forward_terms, tie
 from fscil.methods.families.exemplars import choose_exemplars, herding
 from fscil.methods.teen import calibrate
-from fscil.runtime import Runtime
+from fscil.runtime import Runtime, keyed_seed
 from tiny_world import (
     BASE,
     MemoryKeeper,
@@ -237,7 +238,8 @@ def test_fact_terms_are_the_formulas():
     logits, mixed = 4 * draw(count, classes + virtual), 4 * draw(count, classes + virtual, seed=1)
     labels = torch.tensor([0, 1, 2, 3, 0, 1])
     differ = torch.tensor([True, False, True, True, False, True])
-    allowed = tie(classes, virtual, 2, torch.Generator().manual_seed(0))
+    tied = tie(classes, virtual, 2, torch.Generator().manual_seed(0))
+    tied[0] = False  # a base class without a virtual one of its own may take on any
 
     def cross_entropy(row, target):
         return float(row.exp().sum().log() - row[target])
@@ -246,7 +248,7 @@ def test_fact_terms_are_the_formulas():
     for i in range(count):
         masked = logits[i].clone()
         masked[labels[i]] = MASKED
-        options = [v for v in range(virtual) if allowed[labels[i], v]]
+        options = [v for v in range(virtual) if tied[labels[i], v]] or list(range(virtual))
         second.append(cross_entropy(masked, classes + max(options, key=lambda v: float(logits[i, classes + v]))))
         if differ[i]:
             best = int(mixed[i, classes:].argmax()) + classes
@@ -254,19 +256,76 @@ def test_fact_terms_are_the_formulas():
             without = mixed[i].clone()
             without[best] = MASKED
             fourth.append(cross_entropy(without, int(mixed[i, :classes].argmax())))
-    first, terms = forward_terms(logits, mixed, labels, differ, allowed)
+    first, terms = forward_terms(logits, mixed, labels, differ, tied)
     assert float(first) == pytest.approx(float(F.cross_entropy(logits[:, :classes], labels)))
     for value, expected in zip(terms.values(), (second, third, fourth)):
         assert float(value) == pytest.approx(sum(expected) / len(expected))
     # a batch of one class has no mixtures of two
-    assert float(forward_terms(logits, mixed, labels, ~differ & differ, allowed)[1]["mixed_base"]) == 0
+    assert float(forward_terms(logits, mixed, labels, ~differ & differ, tied)[1]["mixed_base"]) == 0
 
 
 def test_virtual_classes_are_tied_to_three_base_classes_each():
-    allowed = tie(60, 10, 3, torch.Generator().manual_seed(0))
-    drawn = ~allowed.all(1)
-    assert (allowed[drawn].sum(0) == 3).all()  # each virtual class
-    assert 0 < int(drawn.sum()) <= 30 and allowed.any(1).all()  # the classes never drawn may take on any
+    tied = tie(60, 10, 3, torch.Generator().manual_seed(0))
+    assert tied.shape == (60, 10) and (tied.sum(0) == 3).all()
+
+
+def test_the_multiplied_mask_takes_an_untied_class_for_better_than_a_negative_tied_one():
+    logits = draw(50, 4)
+    tied = draw(50, 4, seed=1) > 0
+    expected = [max(range(4), key=lambda v: float(x[v]) * bool(t[v])) for x, t in zip(logits, tied)]
+    assert choose_virtual(logits, tied, "multiplied").tolist() == expected
+    strict = choose_virtual(logits, tied, "strict")
+    assert all(t[v] or not t.any() for t, v in zip(tied, strict))
+    assert strict.tolist() != expected
+    assert "lora.A" in changes("fact", {"mask": "multiplied"}, common={"gamma": 1.0})
+
+
+@pytest.mark.parametrize("rows_of", ["trained", "frozen"])
+def test_a_step_of_fact_is_the_loss_written_out_on_two_classes(rows_of):
+    task, lr, decay, gamma = make_task(0, range(2), 6), 0.1, 0.01, 0.5
+    options = {"epochs": 1, "batch_size": 12, "lr": lr, "weight_decay": decay, "gamma": gamma, "virtual_rows": rows_of}
+    method = make_method("fact", {**options, "virtual_classes": 3, "tied": 1}, dtype=torch.float64)
+    runtime, backbone = method.runtime, method.backbone
+    lora, _ = method.fresh_adapters(2)
+    start = torch.empty(5, 16, dtype=torch.float64)
+    torch.nn.init.orthogonal_(start, generator=runtime.generator("virtual"))
+    base, dummy, virtual = start[:2].clone().requires_grad_(), start[2:], start[2:].clone().requires_grad_()
+    tied = tie(2, 3, 1, runtime.generator("ties"))
+    method.fit_base(task)
+
+    order = torch.randperm(12, generator=runtime.generator("FACT", "order", 0))
+    partner = torch.randperm(12, generator=runtime.generator("partner", 0, 0))
+    share = np.random.default_rng(keyed_seed(runtime.seed, "mixup", 0, 0)).beta(0.5, 0.5)
+    labels = task.labels[order].tolist()
+    tokens = backbone.blocks(backbone.embed(task.images.augmented(order, 0)), stop=1, lora=lora)
+    mixtures = torch.stack([share * tokens[i] + (1 - share) * tokens[partner[i]] for i in range(12)])
+    plain, mixed = (backbone.pool(backbone.blocks(t, start=1, lora=lora)) for t in (tokens, mixtures))
+
+    def logits(feature, rows):
+        return torch.stack([16 * (feature @ row) / (feature.norm() * row.norm()) for row in rows])
+
+    def loss(scores, target, masked=None):
+        kept = [score for at, score in enumerate(scores) if at != masked]
+        return torch.stack(kept).logsumexp(0) - scores[target]
+
+    terms = {name: [] for name in ("L1", "L2", "L3", "L4")}
+    for i, label in enumerate(labels):
+        scores = logits(plain[i], [*base, *dummy])
+        terms["L1"].append(loss(scores[:2], label))
+        mine = [v for v in range(3) if tied[label, v]] or list(range(3))
+        terms["L2"].append(loss(scores, 2 + max(mine, key=lambda v: scores[2 + v].item()), masked=label))
+        if labels[partner[i]] != label:
+            scores = logits(mixed[i], [*base, *(virtual if rows_of == "trained" else dummy)])
+            best = 2 + int(scores[2:].argmax())
+            terms["L3"].append(loss(scores, best))
+            terms["L4"].append(loss(scores, int(scores[:2].argmax()), masked=best))
+    first, *rest = (torch.stack(values).mean() for values in terms.values())
+    trained = [lora.A, lora.B, *([virtual] if rows_of == "trained" else [])]
+    gradients = torch.autograd.grad(first + gamma * sum(rest), trained)
+    expected = [p - lr * (g + decay * p) for p, g in zip(trained, gradients)]
+    torch.testing.assert_close(method.lora.A, expected[0])
+    torch.testing.assert_close(method.lora.B, expected[1])
+    torch.testing.assert_close(method.virtual, F.normalize(expected[2] if rows_of == "trained" else dummy, dim=1))
 
 
 @pytest.mark.parametrize("left_out", ["masked", "mixed_virtual", "mixed_base"])
@@ -288,7 +347,7 @@ def test_fact_mixes_in_the_middle_and_from_its_first_epoch():
 def test_fact_reserves_expected_classes_and_goes_on_beyond_them():
     method = fitted("fact", {"expected_classes": BASE + 2}, tasks=2)  # four classes more came
     assert method.virtual.shape[0] == 2 and method.seen == BASE + 4
-    torch.testing.assert_close(method.virtual @ method.virtual.T, torch.eye(2))  # orthonormal, and never trained
+    torch.testing.assert_close(method.virtual.norm(dim=1), torch.ones(2))
     assert fitted("fact", {"expected_classes": None, "virtual_classes": 3}).virtual.shape[0] == 3
     with pytest.raises(UserError, match="expected_classes is 6"):
         fitted("fact", {"expected_classes": BASE})
@@ -308,6 +367,13 @@ def test_fact_scores_mix_both_predictions(similarity):
         scaled = rows / (rows.norm(dim=0) if similarity == "released" else rows.norm(dim=1, keepdim=True))
         through = torch.softmax(torch.stack([sum(close[v] * (virtual[v] @ p) for v in kept) for p in scaled]), 0)
         torch.testing.assert_close(row.exp(), 0.4 * through + 0.6 * near, rtol=1e-4, atol=1e-6)
+
+
+def test_fact_scores_the_base_task_by_cosine_alone():
+    method, images = fitted("fact", {"eta": 0.4}), make_images()[0]
+    features = method.features(images)
+    expected = torch.log_softmax(16 * cosine(features, method.prototypes), 1)
+    torch.testing.assert_close(method.logits(images), expected)
 
 
 # ---- CEC -----------------------------------------------------------------------------------------------------------
