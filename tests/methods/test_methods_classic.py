@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from fscil.backbones.lora import initial_lora
+from fscil.config import resolve
 from fscil.errors import UserError
 from fscil.maths.distillation import distillation, effective_number_weights
 from fscil.maths.margins import cosine
@@ -201,6 +202,15 @@ def test_clom_without_margins_and_mapped_loss_is_the_plain_adapter():
 )  # fmt: skip
 def test_every_part_of_clom_s_loss_counts(switched):
     assert {"lora.A", "prototypes"} <= changes("clom", switched)
+
+
+def test_both_published_settings_of_clom_s_margins_are_recipes_for_cub200():
+    names = ("margin_average", "margin_upper", "mapped_average", "mapped_upper", "mapped_weight")
+    found = [
+        [resolve(recipe=recipe).options[name] for name in names]
+        for recipe in ("cub200/clom", "cub200/clom_cub_margins")
+    ]
+    assert found == [[-0.2, -0.5, 0.1, 0.2, 1.0], [-0.2, -0.25, 0.3, 0.6, 0.01]]
 
 
 def test_clom_recomputes_margins_each_epoch(monkeypatch):
@@ -554,6 +564,11 @@ def test_whole_vits_train_in_bf16_on_full_precision_weights():
     assert {t.dtype for n, t in method.state().items() if n.startswith(("network", "head"))} == {torch.float32}
     assert method.logits(make_images()[0]).dtype == torch.float32
     assert next(backbone.vit.blocks.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["adbs", "clom", "fact"])
+def test_nesterov_momentum_of_the_originals_is_an_option(name):
+    assert "lora.A" in changes(name, {"nesterov": True})
 
 
 def test_all_adapter_methods_start_from_the_library_s_initial_adapters():
