@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fscil.backbones.prompts import as_prefix, insert_prompts, lookup, run_deep
 from fscil.backbones.vit import Backbone
+from fscil.config import resolve
 from fscil.data.pixels import ImageStore, Pixels, Transform
 from fscil.data.stream import Task
 from fscil.errors import UserError
@@ -428,6 +429,16 @@ def test_coda_orthogonality_penalty_enters_the_loss(backbone):
             method.keys.mul_(2)  # X Xᵀ − I = 3 I for the two keys of each of two blocks
         losses.append(method.loss(BASE.images.plain().double(), BASE.labels, torch.ones(3, dtype=torch.bool), 0))
     torch.testing.assert_close(losses[1] - losses[0], torch.tensor(2.0 * 2 * (9 * 2 / 4), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["l2p", "dualprompt", "coda", "l2p_plus", "dualp_plus", "codap_plus"])
+def test_prompt_methods_train_alike_on_cifar100_and_coda_sees_images_its_own_way(name):
+    config = resolve(dataset="cifar100", method=name)
+    assert config.options["epochs"] == 20 and config.options.get("vote_at_test", False) is False
+    crop, resize = ((0.08, 1.0), 224) if "coda" in name else ((0.05, 1.0), None)
+    assert (config.transform.scale, config.transform.resize) == (crop, resize)
+    plain = resolve(dataset="imagenet_r", method=name).transform
+    assert (plain.scale, plain.resize) == (crop, None)
 
 
 def test_options_that_cannot_work_are_refused():
