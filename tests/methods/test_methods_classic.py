@@ -507,7 +507,12 @@ def test_icarl_predicts_the_nearest_mean_of_exemplars():
     stored = F.normalize(method.extract(stored, method.embed), dim=1)[: len(method.memory)]
     means = torch.stack([F.normalize(stored[method.memory.labels == c].mean(0), dim=0) for c in range(9)])
     assert torch.equal(method.logits(images).argmax(1), torch.cdist(unit, means).argmin(1))
-    linear = fitted("icarl", {"classifier": "linear"}, tasks=1)
+
+
+def test_both_classifiers_of_icarl_are_of_one_training():
+    images, _ = make_images()
+    method, linear = fitted("icarl", tasks=1), fitted("icarl_linear", tasks=1)
+    assert not differing(method.state(), linear.state())
     expected = linear.extract(images, linear.embed) @ linear.head_weight.T + linear.head_bias
     torch.testing.assert_close(linear.logits(images), expected)
 
