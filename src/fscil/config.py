@@ -212,12 +212,22 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
 
 
 def with_later_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """An older run's configuration with the settings that came after it at their defaults, so that it equals that of a
-    later run; as it is where this version does not know the method or a setting."""
+    """An older run's configuration with the settings that came after it, so that it equals that of a later run which
+    does the same; as it is where this version does not know the method or a setting."""
     try:
-        return complete(values).to_dict()
+        return complete(as_made(values)).to_dict()
     except UserError:
         return dict(values)
+
+
+def as_made(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration with options that were not there yet at what the method did then.
+
+    That is the default of an option, unless the method's Options name it under `earlier`.
+    """
+    method = values.get("method", RunConfig.method)
+    earlier = getattr(registry.method_class(method).Options, "earlier", {})
+    return merge({"options": earlier}, values)
 
 
 def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
@@ -256,6 +266,6 @@ def read_config(path: str | Path) -> RunConfig:
     values = recipes.read_yaml(path)
     check_version(path, values.pop("format_version", None))
     try:
-        return complete(values)
+        return complete(as_made(values))
     except UserError as error:
         raise UserError(f'"{path}": {error}') from error

@@ -79,8 +79,10 @@ _BASELINE = {
 _SINGLE = {"adapters": "one", "calibration": "prototypes"}
 
 
-def _comparator(file: str, cls: str, title: str, summary: str, **options: Any) -> MethodEntry:
-    return MethodEntry(f"fscil.methods.{file}:{cls}", title, summary, options)
+def _comparator(
+    file: str, cls: str, title: str, summary: str, family: str | None = None, **options: Any
+) -> MethodEntry:
+    return MethodEntry(f"fscil.methods.{file}:{cls}", title, summary, options, family)
 
 
 METHODS: dict[str, MethodEntry] = {
@@ -111,6 +113,9 @@ METHODS: dict[str, MethodEntry] = {
         "fscil.methods.aper:APER", "APER", "frozen and adapted features side by side, prototypes", family="baseline"
     ),
     "icarl": _comparator("icarl", "ICaRL", "iCaRL", "full fine-tuning, stored exemplars, distillation, nearest mean"),
+    "icarl_linear": _comparator(
+        "icarl", "ICaRL", "iCaRL, linear head", "iCaRL, its linear head scores", "icarl", classifier="linear"
+    ),
     "foster": _comparator("foster", "FOSTER", "FOSTER", "boosting with a second backbone, then compression; exemplars"),
     "cec": _comparator("cec", "CEC", "CEC", "graph-attention classifier trained on pseudo-incremental episodes"),
     "fact": _comparator("fact", "FACT", "FACT", "virtual prototypes and manifold mixup reserve room for new classes"),

@@ -6,11 +6,13 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from fscil.backbones.lora import initial_lora
+from fscil.config import resolve
 from fscil.errors import UserError
 from fscil.maths.distillation import distillation, effective_number_weights
 from fscil.maths.margins import cosine
@@ -18,10 +20,10 @@ from fscil.methods import clom
 from fscil.methods.adbs import inter_class_constraint
 from fscil.methods.cec import Episodes, GraphAttention
 from fscil.methods.clom import pair_margins
-from fscil.methods.fact import MASKED, forward_terms, tie
+from fscil.methods.fact import MASKED, choose_virtual, forward_terms, tie
 from fscil.methods.families.exemplars import choose_exemplars, herding
 from fscil.methods.teen import calibrate
-from fscil.runtime import Runtime
+from fscil.runtime import Runtime, keyed_seed
 from tiny_world import (
     BASE,
     MemoryKeeper,
@@ -76,22 +78,28 @@ def test_teen_calibration_is_the_formula():
         torch.testing.assert_close(row, (1 - alpha) * c + alpha * delta / delta.norm())
 
 
-def test_teen_with_alpha_zero_is_the_baseline():
+@pytest.mark.parametrize(
+    ("plain", "options"), [("single_m0", {}), ("baseline", {"scale": 1.0, "learnable_scale": True})]
+)
+def test_teen_with_alpha_zero_is_plain_prototypes(plain, options):
     images, _ = make_images()
-    plain = fitted("baseline", tasks=2, dtype=torch.float64)
-    assert_same(fitted("teen", {"alpha": 0.0}, tasks=2, dtype=torch.float64).logits(images), plain.logits(images))
-    calibrated = fitted("teen", {"alpha": 0.5}, tasks=2, dtype=torch.float64).logits(images)
+    plain = fitted(plain, tasks=2, dtype=torch.float64)
+    method = fitted("teen", {**options, "alpha": 0.0}, tasks=2, dtype=torch.float64)
+    assert_same(method.logits(images), plain.logits(images))
+    calibrated = fitted("teen", {**options, "alpha": 0.5}, tasks=2, dtype=torch.float64).logits(images)
     assert (calibrated - plain.logits(images)).abs().max() > 1e-3
 
 
-def test_teen_keeps_base_rows_and_takes_the_baseline_s_adapters_from_the_shelf():
+def test_teen_keeps_base_rows_and_takes_the_plain_adapters_from_the_shelf():
     shelf, keeper = MemoryShelf(), MemoryKeeper()
-    plain = fitted("baseline", shelf=shelf)
+    plain = fitted("single_m0", shelf=shelf)
     method = fitted("teen", shelf=shelf, keeper=keeper)
     assert keeper.saves == 0 and torch.equal(method.lora.A, plain.lora.A)  # nothing was trained
     before = method.rows.clone()
     method.learn(few_shot_tasks()[0])
     assert torch.equal(method.rows[:BASE], before)
+    fitted("teen", {"scale": 32.0}, shelf=shelf, keeper=keeper)
+    assert keeper.saves > 0  # another temperature, other adapters
 
 
 # ---- ADBS ----------------------------------------------------------------------------------------------------------
@@ -130,6 +138,37 @@ def test_adbs_learns_new_scales_only_from_the_mean_of_the_old():
     assert "scales" in changes("adbs", {"alpha": 5.0})
 
 
+@pytest.mark.parametrize("views", ["augmented", "plain"])
+def test_adbs_s_scale_steps_are_autograd_on_a_loop_over_images_and_pairs(views):
+    steps, task = 3, few_shot_tasks()[0]
+    options = {"learn_views": views, "learn_steps": steps, "learn_lr": 0.1, "alpha": 0.5}
+    before = fitted("adbs", options, dtype=torch.float64)
+    after = fitted("adbs", options, tasks=1, dtype=torch.float64)
+    rows = F.normalize(after.prototypes, dim=1)
+    new = before.scales.mean().repeat(3).requires_grad_()
+    momentum, seen_views = torch.zeros(3, dtype=torch.float64), []
+    for step in range(steps):
+        images = task.images.plain()
+        if views == "augmented":
+            images = task.images.augmented(torch.arange(len(task.labels)), 1_000_000 + step)  # task 1, view `step`
+            seen_views.append(images)
+        with torch.no_grad():
+            features = before.backbone(images.double(), before.lora)[0]
+        scales, loss = torch.cat([before.scales, new]), 0.0
+        for f, label in zip(features, task.labels):
+            logits = [16 * scales[j] * (f / f.norm() @ rows[j]) for j in range(len(rows))]
+            loss = loss + (torch.stack(logits).logsumexp(0) - logits[label]) / len(task.labels)
+        for i, j in itertools.product(range(len(rows)), repeat=2):
+            w = rows[i] @ rows[j] if i != j else torch.ones((), dtype=torch.float64)
+            loss = loss + 0.5 * ((1 - w) - (scales[i] - scales[j] * w)).clamp(min=0) / len(rows) ** 2
+        (gradient,) = torch.autograd.grad(loss, new)
+        # SGD with momentum 0.9 and dampening 0.9, which spares the first step
+        momentum = gradient if step == 0 else 0.9 * momentum + 0.1 * gradient
+        new = (new - 0.1 * momentum).detach().requires_grad_()
+    torch.testing.assert_close(after.scales[BASE:], new.detach())
+    assert all(not torch.equal(one, other) for one, other in itertools.combinations(seen_views, 2))
+
+
 # ---- CLOM ----------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +202,15 @@ def test_clom_without_margins_and_mapped_loss_is_the_plain_adapter():
 )  # fmt: skip
 def test_every_part_of_clom_s_loss_counts(switched):
     assert {"lora.A", "prototypes"} <= changes("clom", switched)
+
+
+def test_both_published_settings_of_clom_s_margins_are_recipes_for_cub200():
+    names = ("margin_average", "margin_upper", "mapped_average", "mapped_upper", "mapped_weight")
+    found = [
+        [resolve(recipe=recipe).options[name] for name in names]
+        for recipe in ("cub200/clom", "cub200/clom_cub_margins")
+    ]
+    assert found == [[-0.2, -0.5, 0.1, 0.2, 1.0], [-0.2, -0.25, 0.3, 0.6, 0.01]]
 
 
 def test_clom_recomputes_margins_each_epoch(monkeypatch):
@@ -200,7 +248,8 @@ def test_fact_terms_are_the_formulas():
     logits, mixed = 4 * draw(count, classes + virtual), 4 * draw(count, classes + virtual, seed=1)
     labels = torch.tensor([0, 1, 2, 3, 0, 1])
     differ = torch.tensor([True, False, True, True, False, True])
-    allowed = tie(classes, virtual, 2, torch.Generator().manual_seed(0))
+    tied = tie(classes, virtual, 2, torch.Generator().manual_seed(0))
+    tied[0] = False  # a base class without a virtual one of its own may take on any
 
     def cross_entropy(row, target):
         return float(row.exp().sum().log() - row[target])
@@ -209,7 +258,7 @@ def test_fact_terms_are_the_formulas():
     for i in range(count):
         masked = logits[i].clone()
         masked[labels[i]] = MASKED
-        options = [v for v in range(virtual) if allowed[labels[i], v]]
+        options = [v for v in range(virtual) if tied[labels[i], v]] or list(range(virtual))
         second.append(cross_entropy(masked, classes + max(options, key=lambda v: float(logits[i, classes + v]))))
         if differ[i]:
             best = int(mixed[i, classes:].argmax()) + classes
@@ -217,19 +266,76 @@ def test_fact_terms_are_the_formulas():
             without = mixed[i].clone()
             without[best] = MASKED
             fourth.append(cross_entropy(without, int(mixed[i, :classes].argmax())))
-    first, terms = forward_terms(logits, mixed, labels, differ, allowed)
+    first, terms = forward_terms(logits, mixed, labels, differ, tied)
     assert float(first) == pytest.approx(float(F.cross_entropy(logits[:, :classes], labels)))
     for value, expected in zip(terms.values(), (second, third, fourth)):
         assert float(value) == pytest.approx(sum(expected) / len(expected))
     # a batch of one class has no mixtures of two
-    assert float(forward_terms(logits, mixed, labels, ~differ & differ, allowed)[1]["mixed_base"]) == 0
+    assert float(forward_terms(logits, mixed, labels, ~differ & differ, tied)[1]["mixed_base"]) == 0
 
 
 def test_virtual_classes_are_tied_to_three_base_classes_each():
-    allowed = tie(60, 10, 3, torch.Generator().manual_seed(0))
-    drawn = ~allowed.all(1)
-    assert (allowed[drawn].sum(0) == 3).all()  # each virtual class
-    assert 0 < int(drawn.sum()) <= 30 and allowed.any(1).all()  # the classes never drawn may take on any
+    tied = tie(60, 10, 3, torch.Generator().manual_seed(0))
+    assert tied.shape == (60, 10) and (tied.sum(0) == 3).all()
+
+
+def test_the_multiplied_mask_takes_an_untied_class_for_better_than_a_negative_tied_one():
+    logits = draw(50, 4)
+    tied = draw(50, 4, seed=1) > 0
+    expected = [max(range(4), key=lambda v: float(x[v]) * bool(t[v])) for x, t in zip(logits, tied)]
+    assert choose_virtual(logits, tied, "multiplied").tolist() == expected
+    strict = choose_virtual(logits, tied, "strict")
+    assert all(t[v] or not t.any() for t, v in zip(tied, strict))
+    assert strict.tolist() != expected
+    assert "lora.A" in changes("fact", {"mask": "multiplied"}, common={"gamma": 1.0})
+
+
+@pytest.mark.parametrize("rows_of", ["trained", "frozen"])
+def test_a_step_of_fact_is_the_loss_written_out_on_two_classes(rows_of):
+    task, lr, decay, gamma = make_task(0, range(2), 6), 0.1, 0.01, 0.5
+    options = {"epochs": 1, "batch_size": 12, "lr": lr, "weight_decay": decay, "gamma": gamma, "virtual_rows": rows_of}
+    method = make_method("fact", {**options, "virtual_classes": 3, "tied": 1}, dtype=torch.float64)
+    runtime, backbone = method.runtime, method.backbone
+    lora, _ = method.fresh_adapters(2)
+    start = torch.empty(5, 16, dtype=torch.float64)
+    torch.nn.init.orthogonal_(start, generator=runtime.generator("virtual"))
+    base, dummy, virtual = start[:2].clone().requires_grad_(), start[2:], start[2:].clone().requires_grad_()
+    tied = tie(2, 3, 1, runtime.generator("ties"))
+    method.fit_base(task)
+
+    order = torch.randperm(12, generator=runtime.generator("FACT", "order", 0))
+    partner = torch.randperm(12, generator=runtime.generator("partner", 0, 0))
+    share = np.random.default_rng(keyed_seed(runtime.seed, "mixup", 0, 0)).beta(0.5, 0.5)
+    labels = task.labels[order].tolist()
+    tokens = backbone.blocks(backbone.embed(task.images.augmented(order, 0)), stop=1, lora=lora)
+    mixtures = torch.stack([share * tokens[i] + (1 - share) * tokens[partner[i]] for i in range(12)])
+    plain, mixed = (backbone.pool(backbone.blocks(t, start=1, lora=lora)) for t in (tokens, mixtures))
+
+    def logits(feature, rows):
+        return torch.stack([16 * (feature @ row) / (feature.norm() * row.norm()) for row in rows])
+
+    def loss(scores, target, masked=None):
+        kept = [score for at, score in enumerate(scores) if at != masked]
+        return torch.stack(kept).logsumexp(0) - scores[target]
+
+    terms = {name: [] for name in ("L1", "L2", "L3", "L4")}
+    for i, label in enumerate(labels):
+        scores = logits(plain[i], [*base, *dummy])
+        terms["L1"].append(loss(scores[:2], label))
+        mine = [v for v in range(3) if tied[label, v]] or list(range(3))
+        terms["L2"].append(loss(scores, 2 + max(mine, key=lambda v: scores[2 + v].item()), masked=label))
+        if labels[partner[i]] != label:
+            scores = logits(mixed[i], [*base, *(virtual if rows_of == "trained" else dummy)])
+            best = 2 + int(scores[2:].argmax())
+            terms["L3"].append(loss(scores, best))
+            terms["L4"].append(loss(scores, int(scores[:2].argmax()), masked=best))
+    first, *rest = (torch.stack(values).mean() for values in terms.values())
+    trained = [lora.A, lora.B, *([virtual] if rows_of == "trained" else [])]
+    gradients = torch.autograd.grad(first + gamma * sum(rest), trained)
+    expected = [p - lr * (g + decay * p) for p, g in zip(trained, gradients)]
+    torch.testing.assert_close(method.lora.A, expected[0])
+    torch.testing.assert_close(method.lora.B, expected[1])
+    torch.testing.assert_close(method.virtual, F.normalize(expected[2] if rows_of == "trained" else dummy, dim=1))
 
 
 @pytest.mark.parametrize("left_out", ["masked", "mixed_virtual", "mixed_base"])
@@ -251,7 +357,7 @@ def test_fact_mixes_in_the_middle_and_from_its_first_epoch():
 def test_fact_reserves_expected_classes_and_goes_on_beyond_them():
     method = fitted("fact", {"expected_classes": BASE + 2}, tasks=2)  # four classes more came
     assert method.virtual.shape[0] == 2 and method.seen == BASE + 4
-    torch.testing.assert_close(method.virtual @ method.virtual.T, torch.eye(2))  # orthonormal, and never trained
+    torch.testing.assert_close(method.virtual.norm(dim=1), torch.ones(2))
     assert fitted("fact", {"expected_classes": None, "virtual_classes": 3}).virtual.shape[0] == 3
     with pytest.raises(UserError, match="expected_classes is 6"):
         fitted("fact", {"expected_classes": BASE})
@@ -271,6 +377,13 @@ def test_fact_scores_mix_both_predictions(similarity):
         scaled = rows / (rows.norm(dim=0) if similarity == "released" else rows.norm(dim=1, keepdim=True))
         through = torch.softmax(torch.stack([sum(close[v] * (virtual[v] @ p) for v in kept) for p in scaled]), 0)
         torch.testing.assert_close(row.exp(), 0.4 * through + 0.6 * near, rtol=1e-4, atol=1e-6)
+
+
+def test_fact_scores_the_base_task_by_cosine_alone():
+    method, images = fitted("fact", {"eta": 0.4}), make_images()[0]
+    features = method.features(images)
+    expected = torch.log_softmax(16 * cosine(features, method.prototypes), 1)
+    torch.testing.assert_close(method.logits(images), expected)
 
 
 # ---- CEC -----------------------------------------------------------------------------------------------------------
@@ -394,7 +507,12 @@ def test_icarl_predicts_the_nearest_mean_of_exemplars():
     stored = F.normalize(method.extract(stored, method.embed), dim=1)[: len(method.memory)]
     means = torch.stack([F.normalize(stored[method.memory.labels == c].mean(0), dim=0) for c in range(9)])
     assert torch.equal(method.logits(images).argmax(1), torch.cdist(unit, means).argmin(1))
-    linear = fitted("icarl", {"classifier": "linear"}, tasks=1)
+
+
+def test_both_classifiers_of_icarl_are_of_one_training():
+    images, _ = make_images()
+    method, linear = fitted("icarl", tasks=1), fitted("icarl_linear", tasks=1)
+    assert not differing(method.state(), linear.state())
     expected = linear.extract(images, linear.embed) @ linear.head_weight.T + linear.head_bias
     torch.testing.assert_close(linear.logits(images), expected)
 
@@ -451,6 +569,11 @@ def test_whole_vits_train_in_bf16_on_full_precision_weights():
     assert {t.dtype for n, t in method.state().items() if n.startswith(("network", "head"))} == {torch.float32}
     assert method.logits(make_images()[0]).dtype == torch.float32
     assert next(backbone.vit.blocks.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["adbs", "clom", "fact"])
+def test_nesterov_momentum_of_the_originals_is_an_option(name):
+    assert "lora.A" in changes(name, {"nesterov": True})
 
 
 def test_all_adapter_methods_start_from_the_library_s_initial_adapters():

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fscil.backbones.prompts import as_prefix, insert_prompts, lookup, run_deep
 from fscil.backbones.vit import Backbone
+from fscil.config import resolve
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
@@ -146,10 +147,11 @@ def test_orthogonality_kl_and_anchor_distance_equal_independent_forms():
     torch.testing.assert_close(prompting.kl_to_standard_normal(mean, std), kl.sum(-1).mean())
     features, labels = random(5, 4), torch.tensor([0, 3, 0, 0, 3])
     anchors = random(4, 4)[labels].requires_grad_()
+    # as released: each image of the batch brings its class once more, and with it the mean distance of that class
     distance = 1 - F.cosine_similarity(features, anchors)
-    expected = (distance[labels == 0].mean() + distance[labels == 3].mean()) / 2
+    expected = sum(distance[labels == label].mean() for label in labels) / len(labels)
     features.requires_grad_()
-    value = prompting.anchor_distance(features, anchors, labels)
+    value = prompting.anchor_distance(features, anchors)
     torch.testing.assert_close(value, expected)
     value.backward()
     assert anchors.grad is None and features.grad.abs().sum() > 0  # no gradient into the anchors
@@ -431,6 +433,16 @@ def test_coda_orthogonality_penalty_enters_the_loss(backbone):
     torch.testing.assert_close(losses[1] - losses[0], torch.tensor(2.0 * 2 * (9 * 2 / 4), dtype=torch.float64))
 
 
+@pytest.mark.parametrize("name", ["l2p", "dualprompt", "coda", "l2p_plus", "dualp_plus", "codap_plus"])
+def test_prompt_methods_train_alike_on_cifar100_and_coda_sees_images_its_own_way(name):
+    config = resolve(dataset="cifar100", method=name)
+    assert config.options["epochs"] == 20 and config.options.get("vote_at_test", False) is False
+    crop, resize = ((0.08, 1.0), 224) if "coda" in name else ((0.05, 1.0), None)
+    assert (config.transform.scale, config.transform.resize) == (crop, resize)
+    plain = resolve(dataset="imagenet_r", method=name).transform
+    assert (plain.scale, plain.resize) == (crop, None)
+
+
 def test_options_that_cannot_work_are_refused():
     for cls, options in [
         (L2P, dict(top=11)),
@@ -548,7 +560,7 @@ def test_each_mechanism_of_asp_changes_what_is_learned(off, backbone):
 
 @pytest.mark.parametrize(
     ("cls", "options"),
-    [(L2P, {"vote_in_training": False}), (DualPrompt, {}), (CodaPrompt, {}), (ASP, {"anchor_weight": 0.0})],
+    [(L2P, {"vote_in_training": False}), (DualPrompt, {}), (CodaPrompt, {}), (ASP, {})],
 )
 def test_micro_batches_give_the_same_model(cls, options, backbone):
     whole = make(cls, backbone, **options)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fscil.config import RunConfig, complete, differences, read_config
+from fscil.config import RunConfig, as_made, complete, differences, read_config
 from fscil.errors import UserError
 from fscil.files import read_json
 from fscil.strict import build, flatten, merge
@@ -158,7 +158,7 @@ def inspect(folder: Path, config: RunConfig) -> tuple[str, str]:
     names = {path.name for path in folder.iterdir()}
     try:
         if "results.json" in names:
-            stored = complete(read_json(folder / "results.json").get("config") or {})
+            stored = complete(as_made(read_json(folder / "results.json").get("config") or {}))
         elif "config.yaml" in names:
             stored = read_config(folder / "config.yaml")
         elif {name for name in names if not name.endswith(".part")} <= DEBRIS:

@@ -3,12 +3,14 @@ AAAI 2025; methods.md 7.12), on the LoRA baseline as the SMP paper ported it.
 
 Base task      LoRA set, cosine head and one scale m_j per class: logit_j = s |m_j| cos(f, w_j), with the inter-class
                constraint; then the head becomes the prototypes and the scales stay.
-Few-shot task  new rows are prototypes; only the new scales are trained, on the shots, full batch.
+Few-shot task  new rows are prototypes; only the new scales are trained, full batch, on views of the shots that are
+               augmented and encoded anew in every step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,9 @@ class ADBSOptions(AdapterOptions):
     learn_lr: float = 0.01  # (R) for the port; originally 0.01 (CIFAR, CUB) or 0.1 (mini)
     learn_momentum: float = 0.9
     learn_dampening: float = 0.9
+    learn_views: Literal["augmented", "plain"] = "augmented"  # of the shots: new ones each step, or the prototypes'
+
+    earlier: ClassVar[dict[str, Any]] = {"learn_views": "plain"}
 
 
 class ADBS(AdapterMethod):
@@ -65,7 +70,9 @@ class ADBS(AdapterMethod):
         new = nn.Parameter(self.scales.mean().repeat(self.seen - known))  # starts at the mean of all earlier scales
         if o.adaptive and len(new):
             optimiser = torch.optim.SGD([new], o.learn_lr, o.learn_momentum, o.learn_dampening)
-            for _ in range(o.learn_steps):
+            for step in range(o.learn_steps):
+                if o.learn_views == "augmented":
+                    features = self._view_features(task, step)
                 scales = torch.cat([self.scales, new])
                 loss = adaptive_loss(features, self.prototypes, scales, labels, o.scale, o.alpha)
                 optimiser.zero_grad()
@@ -73,6 +80,13 @@ class ADBS(AdapterMethod):
                 optimiser.step()
         self.scales = torch.cat([self.scales, new.detach()])
         self._describe()
+
+    @torch.no_grad()
+    def _view_features(self, task: Task, step: int) -> Tensor:
+        """Features (n, d) of one augmented view of every shot, other views in every step and task."""
+        key = 1_000_000 * (int(self.tasks_seen) - 1) + step
+        parts = torch.arange(len(task.images)).split(self.runtime.batch_size_eval)
+        return torch.cat([self.backbone(task.images.augmented(part, key), self.lora)[0] for part in parts])
 
     def logits_from(self, features: Tensor) -> Tensor:
         return self.options.scale * self.scales.abs() * cosine(features, self.prototypes)

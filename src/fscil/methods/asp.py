@@ -42,9 +42,9 @@ class ASPOptions:
     hidden: int = 256  # width between the two linear maps of the prompt encoder
     average_weight: float = 0.8  # α, share of the average prompt in the specific one
     average_momentum: float = 0.99  # of the average at a new task (EMA)
-    perturbation: float = 1.0  # standard deviation of ε in training
-    anchor_weight: float = 0.1
-    kl_weight: float = 0.001
+    perturbation: float = 1.0  # standard deviation of ε in training; 0: no noise
+    anchor_weight: float = 0.1  # 0: no anchors
+    kl_weight: float = 0.001  # 0: no KL term
     epochs: int = 20
     batch_size: int = 48
     lr: float = 0.01
@@ -144,7 +144,7 @@ class ASP(Method):
         features, mean, std = self._encode(tokens, encoded, noise)
         total = F.cross_entropy(self.scale * cosine(features, self.rows), labels)
         if anchors is not None:
-            total = total + o.anchor_weight * anchor_distance(features, anchors, labels)
+            total = total + o.anchor_weight * anchor_distance(features, anchors)
         return total + o.kl_weight * kl_to_standard_normal(mean, std) if o.kl_weight else total
 
     def find_anchors(self, task: Task, encoded: Tensor) -> Tensor:

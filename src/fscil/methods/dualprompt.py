@@ -23,7 +23,10 @@ from fscil.runtime import Runtime
 
 @dataclass(frozen=True, kw_only=True)
 class DualPromptOptions(PromptedOptions):
-    """The values of the PyTorch port for CIFAR100. Blocks that the backbone has not are left out."""
+    """The values of the PyTorch port for CIFAR100, but as many epochs as the other prompt methods (the port has 5).
+
+    Blocks that the backbone has not are left out.
+    """
 
     general_length: int = 5
     general_blocks: tuple[int, ...] = (0, 1)
@@ -34,7 +37,6 @@ class DualPromptOptions(PromptedOptions):
     pull: float = 1.0  # weight of the term that draws keys to queries (LAMDA-PILOT: 0.1)
     vote_in_training: bool = True  # beyond the pool: one E-prompt for the whole batch, the one chosen most often
     vote_at_test: bool = False  # the same at test time; predictions then depend on the batch
-    epochs: int = 5
     batch_size: int = 24
     lr: float = 0.0028125  # 0.03 · 24 / 256
     clip: float | None = 1.0

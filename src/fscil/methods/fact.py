@@ -1,17 +1,19 @@
 """FACT: forward compatible training (Zhou et al., "Forward Compatible Few-Shot Class-Incremental Learning", CVPR 2022;
 methods.md 7.4).
 
-Base task      LoRA set and cosine head beside frozen, orthogonal rows of virtual classes. Besides the cross-entropy:
+Base task      LoRA set and cosine head beside orthogonal rows of virtual classes. Besides the cross-entropy (L1):
                images are pulled to a virtual class when their own is masked (L2), and mixtures of two classes, mixed in
                the middle of the network, to a virtual class (L3) and, with that one masked, to a base class (L4).
+               L1 and L2 see the virtual rows as they were drawn, L3 and L4 a copy that is trained.
 Few-shot task  prototypes are appended; no training.
-Scores         η of a prediction through the virtual classes, 1 − η of the nearest prototype.
+Scores         after the base task the nearest prototype; from the first few-shot task on η of a prediction through the
+               trained virtual classes and 1 − η of the nearest prototype.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,6 +39,10 @@ class FACTOptions(AdapterOptions):
     expected_classes: int | None = None  # all classes the stream will have; None: base classes + virtual_classes
     virtual_classes: int = 40  # rows reserved when expected_classes is not given
     tied: int = 3  # base classes that each virtual class is tied to
+    # How L2 keeps to the virtual classes tied to an image's own: others are out, or, as released, their logits are
+    # multiplied by 0, so that one of them is chosen where all tied ones are negative.
+    mask: Literal["strict", "multiplied"] = "strict"
+    virtual_rows: Literal["trained", "frozen"] = "trained"  # of L3, L4 and the scores: a trained copy, or L2's own
     gamma: float = 0.001  # weight of L2 + L3 + L4: 0.001 CIFAR, 0.01 CUB and mini
     terms: tuple[Literal["masked", "mixed_virtual", "mixed_base"], ...] = ("masked", "mixed_virtual", "mixed_base")
     first_epoch: int = 0  # epoch from which they count (`loss_iter`): 0 CIFAR and CUB, 150 of 1000 mini
@@ -45,6 +51,8 @@ class FACTOptions(AdapterOptions):
     eta: float = 0.1  # share of the prediction through the virtual classes
     top_virtual: int = 40  # virtual classes that count at inference
     similarity: Literal["released", "cosine"] = "released"  # prototypes scaled per feature (a quirk) or per class
+
+    earlier: ClassVar[dict[str, Any]] = {"virtual_rows": "frozen"}
 
 
 class FACT(AdapterMethod):
@@ -58,7 +66,7 @@ class FACT(AdapterMethod):
 
     def __init__(self, backbone: Backbone, options: FACTOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
-        self.register_buffer("virtual", torch.zeros(0, backbone.dim, **self.place))  # frozen unit rows (V, d)
+        self.register_buffer("virtual", torch.zeros(0, backbone.dim, **self.place))  # unit rows (V, d)
 
     def fit_base(self, task: Task) -> None:
         o, backbone, runtime, classes = self.options, self.backbone, self.runtime, len(task.classes)
@@ -71,8 +79,9 @@ class FACT(AdapterMethod):
         lora, _ = self.fresh_adapters(classes)
         orthogonal = torch.empty(classes + count, backbone.dim, dtype=torch.float64)
         nn.init.orthogonal_(orthogonal, generator=runtime.generator("virtual"))
-        rows, self.virtual = nn.Parameter(orthogonal[:classes].to(**self.place)), orthogonal[classes:].to(**self.place)
-        allowed = tie(classes, count, o.tied, runtime.generator("ties")).to(runtime.device)
+        rows, drawn = nn.Parameter(orthogonal[:classes].to(**self.place)), orthogonal[classes:].to(**self.place)
+        virtual = nn.Parameter(drawn.clone(), requires_grad=o.virtual_rows == "trained")
+        tied = tie(classes, count, o.tied, runtime.generator("ties")).to(runtime.device)
         middle = backbone.depth // 2 if o.mix_block is None else o.mix_block
         gamma = torch.zeros((), **self.place)  # written in place: a captured step reads it
 
@@ -90,13 +99,16 @@ class FACT(AdapterMethod):
             mixed = torch.lerp(tokens.index_select(0, partner), tokens, share.to(tokens.dtype))
             # the plain and the mixed tokens share one pass through the upper blocks
             upper = backbone.blocks(torch.cat([tokens, mixed]), start=middle, lora=lora, pooled=True)
-            logits = o.scale * cosine(backbone.pool(upper), torch.cat([rows, self.virtual]))
+            plain_features, mixed_features = backbone.pool(upper).chunk(2)
+            logits = o.scale * cosine(plain_features, torch.cat([rows, drawn]))
+            mixed_logits = o.scale * cosine(mixed_features, torch.cat([rows, virtual]))
             differ = batch.labels != batch.labels[partner]
-            first, rest = forward_terms(*logits.chunk(2), batch.labels, differ, allowed)
+            first, rest = forward_terms(logits, mixed_logits, batch.labels, differ, tied, o.mask)
             return first + gamma * sum(rest[name] for name in o.terms)
 
-        trained = [lora.A, lora.B, rows]
+        trained = [lora.A, lora.B, rows] + ([virtual] if virtual.requires_grad else [])
         train("FACT", task.images, task.labels, trained, loss, o.schedule, runtime, begin_epoch, extras)
+        self.virtual = F.normalize(virtual.detach(), dim=1)
         self.freeze(lora, task)
 
     def learn(self, task: Task) -> None:
@@ -104,10 +116,10 @@ class FACT(AdapterMethod):
 
     def logits_from(self, features: Tensor) -> Tensor:
         """Logarithm of the mixed class probabilities."""
-        o = self.options
-        near = torch.softmax(o.scale * cosine(features, self.prototypes), 1)
+        near = torch.softmax(self.options.scale * cosine(features, self.prototypes), 1)
         through = torch.softmax(self._through_virtual(features), 1)
-        return (o.eta * through + (1 - o.eta) * near).clamp(min=1e-30).log()
+        eta = self.options.eta if int(self.tasks_seen) > 1 else 0.0  # the base task is scored by cosine alone
+        return (eta * through + (1 - eta) * near).clamp(min=1e-30).log()
 
     def _through_virtual(self, features: Tensor) -> Tensor:
         """(cosines to the closest virtual classes) × (similarity of virtual classes and prototypes)."""
@@ -117,28 +129,41 @@ class FACT(AdapterMethod):
         best = close.topk(min(self.options.top_virtual, len(self.virtual)), 1)
         return torch.zeros_like(close).scatter(1, best.indices, best.values) @ similarity
 
+    def trainable_parameters(self) -> int:
+        return super().trainable_parameters() + self.virtual.numel() * (self.options.virtual_rows == "trained")
+
 
 def tie(classes: int, virtual: int, tied: int, generator: torch.Generator) -> Tensor:
-    """Which virtual classes images of a base class may take on (classes, V): each is tied to `tied` random ones.
-
-    A base class that was never drawn may take on any.
-    """
+    """Which virtual classes go with a base class (classes, V): each is tied to `tied` random ones."""
     chosen = torch.rand(virtual, classes, generator=generator).argsort(1)[:, :tied]
-    allowed = torch.zeros(virtual, classes, dtype=torch.bool).scatter(1, chosen, True).T
-    return allowed | ~allowed.any(1, keepdim=True)
+    return torch.zeros(virtual, classes, dtype=torch.bool).scatter(1, chosen, True).T
+
+
+def choose_virtual(logits: Tensor, tied: Tensor, mask: str) -> Tensor:
+    """The virtual class (b,) an image is pulled to: of logits (b, V) the largest of those tied to its class (b, V).
+
+    `strict` takes no other, and any where none is tied; `multiplied` takes an untied one, as 0, for better than a
+    negative tied one.
+
+    >>> logits, tied = torch.tensor([[3.0, -1.0, -2.0]]), torch.tensor([[False, True, True]])
+    >>> choose_virtual(logits, tied, "strict"), choose_virtual(logits, tied, "multiplied")
+    (tensor([1]), tensor([0]))
+    """
+    if mask == "multiplied":
+        return (logits * tied).argmax(1)
+    return logits.masked_fill(~tied & tied.any(1, keepdim=True), MASKED).argmax(1)
 
 
 def forward_terms(
-    logits: Tensor, mixed: Tensor, labels: Tensor, differ: Tensor, allowed: Tensor
+    logits: Tensor, mixed: Tensor, labels: Tensor, differ: Tensor, tied: Tensor, mask: str = "strict"
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The cross-entropy over base classes, and the terms L2, L3, L4 (paper Eq. 5, 8), from logits (b, classes + V).
 
     `differ` marks mixtures of two different classes; only they count, each term being the mean over them.
     """
-    classes, width = allowed.shape[0], logits.shape[1]
-    own = F.one_hot(labels, width).bool()
-    masked = logits.masked_fill(own, MASKED)
-    virtual = masked[:, classes:].masked_fill(~allowed[labels], MASKED).argmax(1) + classes
+    classes, width = tied.shape[0], logits.shape[1]
+    masked = logits.masked_fill(F.one_hot(labels, width).bool(), MASKED)
+    virtual = choose_virtual(logits[:, classes:], tied[labels], mask) + classes
     mixed_virtual = mixed[:, classes:].argmax(1) + classes
     mixed_masked = mixed.masked_fill(F.one_hot(mixed_virtual, width).bool(), MASKED)
     weight = differ.to(logits.dtype) / differ.sum().clamp(min=1)

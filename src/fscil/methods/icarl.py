@@ -43,13 +43,14 @@ class ICaRLOptions(ExemplarOptions):
     milestones: tuple[int, ...] = (60, 120, 170)  # epochs at which the rate drops to a tenth; never reached in 20
     temperature: float = 2.0  # of the distillation
     distillation: float = 1.0  # its weight
-    classifier: Literal["nearest_mean", "linear"] = "nearest_mean"
+    classifier: Literal["nearest_mean", "linear"] = "nearest_mean"  # which one is evaluated; both are learned
 
 
 class ICaRL(ExemplarMethod):
     """Exemplars, distillation, nearest mean of exemplars."""
 
     Options = ICaRLOptions
+    after_base = frozenset("learn_epochs learn_lr learn_weight_decay temperature distillation classifier".split())
 
     def __init__(self, backbone: Backbone, options: ICaRLOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)

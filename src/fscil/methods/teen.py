@@ -1,7 +1,8 @@
 """TEEN: training-free prototype calibration (Wang et al., "Few-Shot Class-Incremental Learning via Training-Free
 Prototype Calibration", NeurIPS 2023; methods.md 7.5).
 
-Base task      the SMP baseline's adapters (taken from the shelf when a baseline run left them there), base prototypes.
+Base task      LoRA set and cosine head at a fixed temperature (at 16 the adapters of `single_m0`, which a shelf may hold),
+               base prototypes.
 Few-shot task  new prototypes, pulled towards the base prototypes they resemble (Eq. 5-7); base rows stay; no training.
 """
 
@@ -25,8 +26,8 @@ from fscil.runtime import Runtime
 class TEENOptions(AdapterOptions):
     """Hyper-parameters of TEEN (methods.md 7.5)."""
 
-    scale: float = 1.0  # of the base loss: the baseline's (R); the CNN original fixes 16 (CIFAR) or 32 (CUB, mini)
-    learnable_scale: bool = True  # as the baseline's (R)
+    scale: float = 16.0  # temperature of the base loss: 16 CIFAR, 32 CUB and mini
+    learnable_scale: bool = False  # True, from scale 1: the baseline's adapters
     tau: float = 16.0  # sharpness of the weights over base classes
     alpha: float = 0.5  # share of the base side: 0.5 CUB and ImageNet-R, 0.1 CIFAR
 
