@@ -23,7 +23,8 @@ from fscil.data.manifests import TEST, TRAIN
 from fscil.data.settings import DataConfig
 from fscil.evaluation import openset
 from fscil.registry import dataset_entry
-from fscil.teachable.model import Notice, Teachable
+from fscil.teachable.model import Teachable
+from fscil.teachable.recognition import Notice
 
 
 def pictures(dataset, split: str, classes: range, count: int | None) -> tuple[list[np.ndarray], list[str]]:

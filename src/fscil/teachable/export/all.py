@@ -268,7 +268,7 @@ def linear_head(clf: Teachable) -> tuple[Tensor, Tensor]:
 
 
 def _smp(clf: Teachable) -> SMP:
-    clf._check_fitted()
+    clf.check_fitted()
     if not isinstance(clf.knowledge_.method, SMP):
         raise UserError(
             f"method {clf.config_['method']} cannot be exported: only smp and its relatives are a plain ViT with a "
