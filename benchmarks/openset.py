@@ -24,7 +24,8 @@ from fscil.data.manifests import TEST, TRAIN
 from fscil.evaluation import openset
 from fscil.registry import dataset_entry
 from fscil.teachable import unknown
-from fscil.teachable.model import Notice, Teachable
+from fscil.teachable.model import Teachable
+from fscil.teachable.recognition import Notice
 
 
 def pictures(dataset, split: str, classes: range, count: int | None) -> tuple[list[np.ndarray], list[str]]:

@@ -37,7 +37,8 @@ from PIL import Image
 from fscil.config import DataConfig
 from fscil.data.datasets import load_dataset
 from fscil.data.manifests import TEST, TRAIN
-from fscil.teachable.model import Notice, Teachable
+from fscil.teachable.model import Teachable
+from fscil.teachable.recognition import Notice
 
 
 def pngs(split: str, classes: range, count: int) -> dict[str, list[bytes]]:

@@ -19,7 +19,7 @@ from fscil.serving.host import Host, Limits
 from fscil.teachable.model import Teachable
 from made_up_pictures import BACKBONE, pictures, weights_file
 
-pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.model.Notice")
+pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.recognition.Notice")
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,24 @@ def test_answers_are_the_models_own_for_every_kind_of_picture(host, model, tmp_p
     assert expected.label == "class 2"
 
 
-def test_nearest_pictures(host, tmp_path):
-    found = host.nearest([views(1, 1, seed=7)[0], b"no picture"], count=2)
-    assert [name for name, _, _ in found[0]] == ["class 1", "class 1"] and found[1] == []
-    assert found[0][0][1] >= found[0][1][1] and found[0][0][2].dtype == np.uint8
+def test_nearest_pictures_come_with_the_answer_in_one_pass(host, model, monkeypatch):
+    from fscil.backbones.vit import Backbone
+
+    passes, forward = [], Backbone.forward
+
+    def counted(self, x, *rest, **named):
+        passes.append(len(x))
+        return forward(self, x, *rest, **named)
+
+    monkeypatch.setattr(Backbone, "forward", counted)
+    picture = views(1, 1, seed=7)[0]
+    found, unreadable = host.recognise([png(picture), b"no picture"], alike=2)
+    assert sum(passes) == 1  # pictures that went through the ViT
+    monkeypatch.undo()
+    assert [name for name, _, _ in found.alike] == ["class 1", "class 1"] and not unreadable.alike
+    ((*expected, _), _) = Teachable.load(model, device="cpu").nearest_thumbnails([picture], count=2)[0]
+    assert found.alike[0][:2] == (expected[0], pytest.approx(expected[1])) and found.alike[0][2].dtype == np.uint8
+    assert found == host.recognise([png(picture)])[0]  # the same answer as without them
 
 
 def test_pictures_that_cannot_be_used_say_why_and_do_not_stop_the_others(model):

@@ -22,7 +22,7 @@ from PIL import Image
 
 from fscil.commands.app import read_password
 from fscil.errors import UserError
-from fscil.serving import page_parts as webparts
+from fscil.serving import page_parts
 from fscil.serving.listening import is_local
 from fscil.serving.page import Guard, Uploads, serve
 
@@ -49,7 +49,7 @@ class Parsed(HTMLParser):
 
 
 def recognition(**changes):
-    from fscil.teachable.model import Recognition
+    from fscil.teachable.recognition import Recognition
 
     usual = dict(label="jay", confidence=0.9, unknown=False, top=[("jay", 0.9), ("owl", 0.1)])
     return Recognition(**{**usual, **changes})
@@ -63,7 +63,7 @@ def event(action="learn", accuracy=0.8, rejection=None, **classes):
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
 def test_bars_are_as_long_as_the_probabilities():
-    page = Parsed(webparts.bars([("jay", 0.75), ("owl", 0.2), ("wren", 0.001)]))
+    page = Parsed(page_parts.bars([("jay", 0.75), ("owl", 0.2), ("wren", 0.001)]))
     widths = [float(re.fullmatch(r"width:(.*)%", span["style"])[1]) for span in page.all("span") if "style" in span]
     assert widths == [75.0, 20.0, 0.1]
     assert page.text == "jay 75 % owl 20 % wren <1 %"
@@ -71,7 +71,7 @@ def test_bars_are_as_long_as_the_probabilities():
 
 def test_an_answer_says_how_sure_it_is_and_shows_what_it_is_like():
     picture = np.full((40, 20, 3), 200, np.uint8)
-    page = Parsed(webparts.answer(recognition(), picture, [("jay", 0.8, picture), ("owl", 0.7, picture)]))
+    page = Parsed(page_parts.answer(recognition(alike=[("jay", 0.8, picture), ("owl", 0.7, picture)]), picture))
     assert "90 % sure. About 90 of 100 answers this sure are right." in page.text
     assert [image["alt"] for image in page.all("img")] == [
         "your picture",
@@ -83,29 +83,29 @@ def test_an_answer_says_how_sure_it_is_and_shows_what_it_is_like():
 
 
 def test_unknown_is_said_plainly_with_the_nearest_class():
-    page = Parsed(webparts.answer(recognition(label=None, unknown=True, confidence=0.4, top=[("jay", 0.4)])))
+    page = Parsed(page_parts.answer(recognition(label=None, unknown=True, confidence=0.4, top=[("jay", 0.4)])))
     assert page.all("p", "verdict unknown")
     assert page.text.startswith("Unknown It does not look like anything this model was taught. Nearest is jay .")
     assert "sure" not in page.text
 
 
 def test_unreadable_files_give_the_reason_and_no_bars():
-    page = Parsed(webparts.answer(recognition(label=None, top=[], error="not a picture")))
+    page = Parsed(page_parts.answer(recognition(label=None, top=[], error="not a picture")))
     assert page.text == "This file cannot be used: not a picture." and not page.all("ol")
 
 
 def test_names_of_people_stay_text():
     classes = [{"name": HOSTILE, "pictures": 3, "base": False, "since": HOSTILE}]
     parts = [
-        webparts.answer(
-            recognition(label=HOSTILE, top=[(HOSTILE, 1.0)]), None, [(HOSTILE, 1, np.zeros((2, 2, 3), "u1"))]
+        page_parts.answer(
+            recognition(label=HOSTILE, top=[(HOSTILE, 1.0)], alike=[(HOSTILE, 1, np.zeros((2, 2, 3), "u1"))])
         ),
-        webparts.answer(recognition(label=None, unknown=True, top=[(HOSTILE, 1.0)])),
-        webparts.answer(recognition(label=None, top=[], error=HOSTILE)),
-        webparts.message(HOSTILE),
-        webparts.heading(HOSTILE, classes),
-        webparts.class_table(classes),
-        webparts.history_table([event(**{HOSTILE: 3})]),
+        page_parts.answer(recognition(label=None, unknown=True, top=[(HOSTILE, 1.0)])),
+        page_parts.answer(recognition(label=None, top=[], error=HOSTILE)),
+        page_parts.message(HOSTILE),
+        page_parts.heading(HOSTILE, classes),
+        page_parts.class_table(classes),
+        page_parts.history_table([event(**{HOSTILE: 3})]),
     ]
     for part in parts:
         page = Parsed(part)
@@ -115,7 +115,7 @@ def test_names_of_people_stay_text():
 
 def test_the_chart_places_every_figure():
     history = [event("fit", 1.0, None, a=9), event(rejection=0.5, b=1), event(accuracy=None, rejection=0.0, c=1)]
-    page = Parsed(webparts.history_chart(history))
+    page = Parsed(page_parts.history_chart(history))
     base, taught = page.all("circle", "base"), page.all("circle", "taught")
     assert [(dot["cx"], dot["cy"]) for dot in base] == [("0.00%", "14.0"), ("50.00%", f"{14 + 0.2 * 216:.1f}")]
     assert [(dot["cx"], dot["cy"]) for dot in taught] == [("50.00%", "122.0"), ("100.00%", "230.0")]
@@ -124,12 +124,12 @@ def test_the_chart_places_every_figure():
 
 
 def test_a_history_without_figures_says_so():
-    assert "no figures" in webparts.history_chart([event("fit", None, None, a=1, b=1)])
+    assert "no figures" in page_parts.history_chart([event("fit", None, None, a=1, b=1)])
 
 
 def test_history_rows_are_newest_first_and_numbered_as_in_the_chart():
     many = {f"class {number}": 2 for number in range(6)}
-    page = Parsed(webparts.history_table([event("fit", 0.5, **many), event("learn", 0.25, 0.125, **many)]))
+    page = Parsed(page_parts.history_table([event("fit", 0.5, **many), event("learn", 0.25, 0.125, **many)]))
     named = "“class 0”, “class 1”, “class 2”, “class 3” and 2 more (12 pictures)"
     newest = f"1 Learned {named} 15 Nov 2026, 22:01 UTC 6 25 % 12 %"
     oldest = "0 Started with 6 classes (12 pictures) 15 Nov 2026, 22:01 UTC 6 50 % –"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ import torch
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.errors import UserError
 from fscil.teachable.estimator import FewShotClassifier
-from fscil.teachable.export.all import export_onnx, export_peft, export_timm, folded_weights, to_huggingface
+from fscil.teachable.export.onnx import export_onnx
+from fscil.teachable.export.parts import folded_weights
+from fscil.teachable.export.peft import export_peft, to_huggingface
+from fscil.teachable.export.timm import export_timm
 from made_up_pictures import BACKBONE, pictures, weights_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.estimator.Notice", "ignore::DeprecationWarning")
@@ -130,3 +134,31 @@ def test_what_cannot_be_exported_says_so(weights, closed_form, tmp_path):
     (tmp_path / "full" / "file").touch()
     with pytest.raises(UserError, match="exists already"):
         export_timm(closed_form, tmp_path / "full")
+
+
+# ---- targets of other packages ----
+def export_names(clf, output):
+    """What a package of somebody else might do."""
+    output.write_text("\n".join(map(str, clf.classes_)))
+
+
+def test_another_package_adds_a_target(closed_form, tmp_path, monkeypatch, capsys):
+    from fscil import cli
+    from fscil.teachable import export
+
+    entry = export.ExportEntry(f"{__name__}:export_names", "the class names, one per line", ".txt")
+    point = SimpleNamespace(name="names", load=lambda: entry)
+    monkeypatch.setattr(export.metadata, "entry_points", lambda group: [point] if group == "fscil.exports" else [])
+    export._third_party.cache_clear()
+    try:
+        closed_form.save(tmp_path / "birds", embed=True)
+        for arguments, status in ((["names"], 0), (["name"], 2)):
+            with pytest.raises(SystemExit) as stop:
+                cli.main(["export", str(tmp_path / "birds"), "--to", *arguments])
+            assert (stop.value.code or 0) == status
+    finally:
+        export._third_party.cache_clear()
+    assert (tmp_path / "birds.txt").read_text().splitlines() == closed_form.classes_.tolist()
+    said = capsys.readouterr()
+    assert "wrote" in said.out and said.err.count("\n") == 1
+    assert 'no export target; there are: timm, peft, onnx, names. Did you mean "names"?' in said.err

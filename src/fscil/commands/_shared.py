@@ -15,14 +15,14 @@ from fscil.text import percent
 
 if TYPE_CHECKING:
     from fscil.teachable.folder import Head
-    from fscil.teachable.model import Recognition, Teachable
+    from fscil.teachable.model import Teachable
 
 
 @contextlib.contextmanager
 def notes() -> Iterator[None]:
     """Notices of the library as lines on stderr, each once."""
     with warnings.catch_warnings():
-        from fscil.teachable.model import Notice
+        from fscil.teachable.recognition import Notice
 
         warnings.simplefilter("always", Notice)
         show, said = warnings.showwarning, set()
@@ -66,23 +66,6 @@ def expand(paths: Sequence[Path]) -> list[Path]:
         else:
             files.append(path)
     return files
-
-
-def shown_label(item: Recognition) -> str:
-    """The class, "unknown", or nothing for a picture that could not be read."""
-    return "" if item.error else "unknown" if item.unknown else str(item.label)
-
-
-def as_entry(file: Path | str, item: Recognition) -> dict[str, Any]:
-    """One answer as JSON has it."""
-    return {
-        "file": str(file),
-        "label": None if item.error else shown_label(item),
-        "confidence": round(item.confidence, 4),
-        "unknown": item.unknown,
-        "top": [{"label": label, "probability": round(value, 4)} for label, value in item.top],
-        "error": item.error,
-    }
 
 
 def print_json(data: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from fscil.commands.teach import Device, Model, Quiet, Weights
 from fscil.text import percent
 
 if TYPE_CHECKING:
-    from fscil.teachable.model import Recognition, Teachable
+    from fscil.teachable.recognition import Recognition
 
 PANEL = "Your own photos"
 
@@ -40,7 +40,7 @@ def predict(
 
     `fscil predict birds photos/unsorted --csv > labels.csv`
     """
-    from fscil.commands._shared import as_entry, columns, expand, notes, open_model, print_json, shown_label
+    from fscil.commands._shared import columns, expand, notes, open_model, print_json
     from fscil.errors import UserError
 
     if as_json and as_csv:
@@ -49,16 +49,16 @@ def predict(
     with notes():
         found = open_model(model, weights, device, quiet).recognise(files, top)
     if as_json:
-        print_json([as_entry(file, item) for file, item in zip(files, found)])
+        print_json([item.entry(file) for file, item in zip(files, found)])
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["file", "label", "confidence", "unknown", "error"])
         for file, item in zip(files, found):
-            writer.writerow([file, shown_label(item), f"{item.confidence:.4f}", item.unknown, item.error or ""])
+            writer.writerow([file, item.shown, f"{item.confidence:.4f}", item.unknown, item.error or ""])
     else:
         readable = [(file, item) for file, item in zip(files, found) if item.error is None]
         if readable:
-            print(columns([(file, shown_label(item), _how_sure(item)) for file, item in readable], right=[2]))
+            print(columns([(file, item.shown, _how_sure(item)) for file, item in readable], right=[2]))
     unreadable = [(file, item.error) for file, item in zip(files, found) if item.error is not None]
     for file, error in unreadable:
         print(f"fscil: {file}: {error}", file=sys.stderr)
@@ -89,6 +89,7 @@ def evaluate(
     """
     from fscil.commands._shared import columns, notes, open_model, print_json
     from fscil.data.pictures import class_folders
+    from fscil.teachable.assess import assess
 
     files, labels = class_folders(folder)
     with notes():
@@ -115,56 +116,6 @@ TITLES = {
     "auroc": "known against other classes: AUROC",
     "fpr_at_95": "known against other classes: FPR@95",
 }
-
-
-def assess(clf: Teachable, files: list[Path], labels: list[Any], skip_bad: bool = False) -> dict[str, Any]:
-    """Accuracy, calibration and unknown detection of a model on labelled pictures, as shares between 0 and 1.
-
-    Accuracies count the best class, whether or not the picture was also called unknown.
-    """
-    import numpy as np
-    import torch
-
-    from fscil.data.pictures import label_name, read_pictures
-    from fscil.errors import UserError
-    from fscil.evaluation.openset import auroc, calibration_error, fpr_at_tpr
-
-    kept = read_pictures(files, clf.short_side_, skip_bad).kept if skip_bad else range(len(files))
-    files, labels = [files[at] for at in kept], [str(label_name(labels[at])) for at in kept]
-    names = [str(name) for name in clf.classes_]
-    number = np.array([names.index(label) if label in names else -1 for label in labels])
-    known = number >= 0
-    if not known.any():
-        raise UserError(f"no folder is named like a known class; the model knows: {', '.join(names[:10])}.")
-    probabilities, rejected, scores = clf.answers(files)
-    right = probabilities.argmax(1) == number
-    base = np.array([info["base"] for info in clf.class_info_])
-    from_base = known & base[number]
-    taught = known & ~from_base
-
-    def share(values: np.ndarray, chosen: np.ndarray) -> float | None:
-        return float(values[chosen].mean()) if chosen.any() else None
-
-    both = known.any() and (~known).any()
-    fits = [torch.tensor(scores[chosen]) for chosen in (known, ~known)]
-    per_class = {
-        name: {"pictures": int((number == at).sum()), "accuracy": share(right, number == at)}
-        for at, name in enumerate(names)
-        if (number == at).any()
-    }
-    return {
-        "pictures": len(files),
-        "accuracy": share(right, known),
-        "base_accuracy": share(right, from_base) if taught.any() else None,
-        "taught_accuracy": share(right, taught),
-        "calibration_error": calibration_error(torch.tensor(probabilities[known]), torch.tensor(number[known])) / 100,
-        "known_rejected": share(rejected, known),
-        "taught_rejected": share(rejected, taught),
-        "unknown_rejected": share(rejected, ~known),
-        "auroc": auroc(*fits) / 100 if both else None,
-        "fpr_at_95": fpr_at_tpr(*fits) / 100 if both else None,
-        "classes": per_class,
-    }
 
 
 COMMANDS = {"predict": predict, "evaluate": evaluate}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,15 +13,9 @@ PANEL = "Your own photos"
 Repo = Annotated[str, typer.Argument(metavar="REPO", help="A repository on the Hugging Face hub, as `name/model`.")]
 
 
-class Target(str, Enum):
-    timm = "timm"
-    peft = "peft"
-    onnx = "onnx"
-
-
 def export(
     model: Model,
-    to: Annotated[Target, typer.Option("--to", help="Which library the export is for.")],
+    to: Annotated[str, typer.Option("--to", metavar="NAME", help="timm, peft, onnx, or a target of another package.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="PATH", help="Default: MODEL-timm, MODEL-peft, MODEL.onnx."),
@@ -38,15 +31,13 @@ def export(
     `fscil export birds --to timm -o birds-timm`
     """
     from fscil.commands._shared import notes, open_model
-    from fscil.teachable.export import all as exports
+    from fscil.teachable.export import default_path, exporter
     from fscil.text import size
 
-    name = f"{model.name}.onnx" if to is Target.onnx else f"{model.name}-{to.value}"
-    target = output or model.with_name(name)
+    target = output or default_path(model, to)
+    write = exporter(to)
     with notes():
-        clf = open_model(model, weights, device="cpu")
-        write = {"timm": exports.export_timm, "peft": exports.export_peft, "onnx": exports.export_onnx}[to.value]
-        write(clf, target)
+        write(open_model(model, weights, device="cpu"), target)
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     print(f"wrote {target} ({size(sum(file.stat().st_size for file in files))})")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fscil.backbones.lora import LoRA
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
@@ -88,6 +89,11 @@ class Method(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Features (b, d) of image tensors, for views that heads ask for."""
         raise UserError(f"{type(self).__name__} gives no features of augmented views; choose a head without views.")
+
+    @property
+    def plain_adapters(self) -> LoRA | None:
+        """The adapters under which one pass of the backbone gives the features; None where there are none such."""
+        return None
 
     def view_features(self, images: Pixels, positions: Tensor, keys: Tensor) -> Tensor:
         """Features of augmented views: of the images at `positions`, each with its augmentation key."""

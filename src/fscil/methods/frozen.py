@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fscil.backbones.lora import LoRA, empty_lora
 from fscil.data.stream import Task
 from fscil.heads.prototypes import PrototypeOptions, Prototypes
 from fscil.methods.represented import Represented
@@ -24,6 +25,10 @@ class Frozen(Represented):
 
     def embed(self, images: Tensor) -> Tensor:
         return self.backbone(images)
+
+    @property
+    def plain_adapters(self) -> LoRA:
+        return empty_lora(self.backbone.depth, self.backbone.dim, **self.head.place)
 
     def trainable_parameters(self) -> int:
         return 0

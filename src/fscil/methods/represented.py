@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fscil.backbones.lora import LoRA
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
@@ -165,6 +166,10 @@ class Headed(Represented):
 
     def embed(self, images: Tensor) -> Tensor:
         return self.inner.embed(images)
+
+    @property
+    def plain_adapters(self) -> LoRA | None:
+        return self.inner.plain_adapters
 
     def trainable_parameters(self) -> int:
         return self.inner.trainable_parameters()

@@ -32,11 +32,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fscil._version import __version__
-from fscil.commands._shared import as_entry
 from fscil.errors import UserError
 from fscil.serving.host import Host
 from fscil.serving.listening import LOCAL_NAMES, from_elsewhere
-from fscil.teachable.model import Recognition
+from fscil.teachable.recognition import Recognition
 
 OPEN_TO_ALL = ("/health", "/docs", "/openapi.json")  # needs no token; the schema is no secret
 BODIES_AT_ONCE = 4  # memory for uploads, in largest requests
@@ -342,7 +341,7 @@ def make_app(
         """
         decoded = await run_in_threadpool(host.decode, await contents(files, host.limits.pictures))
         found = await batcher.recognise(decoded, top)
-        return Answers(answers=[as_entry(file.filename or "", item) for file, item in zip(files, found)])
+        return Answers(answers=[item.entry(file.filename or "") for file, item in zip(files, found)])
 
     @routes.post("/learn", tags=["teach"])
     async def learn(

@@ -21,10 +21,11 @@ import numpy as np
 from PIL import Image
 
 from fscil.data.decode import DecodeError, decode_image
-from fscil.data.pictures import Label, decode, label_name
+from fscil.data.pictures import decode, label_name
 from fscil.errors import UserError
 from fscil.teachable.folder import HEAD
-from fscil.teachable.model import Recognition, Teachable, timestamp
+from fscil.teachable.model import Teachable, timestamp
+from fscil.teachable.recognition import Recognition
 
 LOOK_EVERY = 1.0  # seconds between looks at whether another process has changed the folder
 DECODERS = min(4, os.cpu_count() or 1)  # pictures decoded at once, over all requests: bounds memory
@@ -49,7 +50,7 @@ class _Model(Teachable):
 
     notes: list[str]
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -88,26 +89,20 @@ class Host:
         self._answering, self._revision = _Answering(first), 0
 
     # ---- answers ----------------------------------------------------------------------------------------------------
-    def recognise(self, pictures: Sequence[Picture], top: int = 5) -> list[Recognition]:
-        """What each picture shows; one that cannot be used carries `error` and does not stop the others."""
-        return self.recognise_decoded(self.decode(pictures), top)
+    def recognise(self, pictures: Sequence[Picture], top: int = 5, alike: int = 0) -> list[Recognition]:
+        """What each picture shows; one that cannot be used carries `error` and does not stop the others.
 
-    def recognise_decoded(self, decoded: Sequence[np.ndarray | str], top: int = 5) -> list[Recognition]:
+        With `alike`, so many kept pictures most like each come along, if small copies are kept.
+        """
+        return self.recognise_decoded(self.decode(pictures), top, alike)
+
+    def recognise_decoded(self, decoded: Sequence[np.ndarray | str], top: int = 5, alike: int = 0) -> list[Recognition]:
         """`recognise` for what `decode` gave: any number of pictures, so that requests can share a forward pass."""
         good = [item for item in decoded if not isinstance(item, str)]
         answering = self._current()
         with answering.lock:
-            found = iter(answering.model.recognise(good, top) if good else [])
-        return [Recognition(None, 0.0, False, [], item) if isinstance(item, str) else next(found) for item in decoded]
-
-    def nearest(self, pictures: Sequence[Picture], count: int = 3) -> list[list[tuple[Label, float, np.ndarray]]]:
-        """(class, cosine, small copy) of the kept pictures most like each picture; empty where there are none."""
-        decoded = self.decode(pictures)
-        good = [item for item in decoded if not isinstance(item, str)]
-        answering = self._current()
-        with answering.lock:
-            found = iter(answering.model.nearest_thumbnails(good, count) if good else [])
-        return [[] if isinstance(item, str) else next(found) for item in decoded]
+            found = iter(answering.model.recognise_decoded(good, top, alike) if good else [])
+        return [Recognition.failed(item) if isinstance(item, str) else next(found) for item in decoded]
 
     def decode(self, pictures: Sequence[Picture]) -> list[np.ndarray | str]:
         """Each picture as uint8 (height, width, 3), reduced to what the model looks at; or why it cannot be used."""

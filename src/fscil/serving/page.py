@@ -1,4 +1,4 @@
-"""The web page of `fscil app`, in Gradio: recognise, teach, classes, history. What it shows is drawn by `webparts`.
+"""The web page of `fscil app`, in Gradio: recognise, teach, classes, history. What it shows is drawn by `page_parts`.
 
 Pictures people upload lie in a private folder until they were looked at; files that were never used go after
 `KEPT_UNUSED` seconds, and the folder itself with the process.
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fscil.errors import UserError
-from fscil.serving import page_parts as webparts
+from fscil.serving import page_parts
 from fscil.serving.listening import LOCAL_NAMES, from_elsewhere, is_local, listen
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 DELETED_AFTER = 1.0  # seconds from a file's use to its end
 KEPT_UNUSED = 900  # seconds that an uploaded file waits to be used
+SHOWN_ALIKE = 3  # known pictures beside an answer, where small copies are kept
 WRONG_PASSWORD = 1.0  # seconds that a wrong password costs; one is tried at a time
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 # Gradio has many more addresses (its API's description, a proxy, development); the page needs these.
@@ -82,7 +83,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
                         )
                         gr.HTML(f"<p>{_promise(host)}</p>", elem_classes="fs-hint")
                     with gr.Column():
-                        found = gr.HTML(webparts.placeholder("The answer appears here."), elem_id="answer")
+                        found = gr.HTML(page_parts.placeholder("The answer appears here."), elem_id="answer")
             with gr.Tab("Teach", id="teach"):
                 with gr.Row():
                     with gr.Column():
@@ -103,7 +104,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
                         teach_button = gr.Button("Teach", variant="primary", elem_id="teach-button")
                     with gr.Column():
                         said = gr.HTML(
-                            webparts.placeholder("What you teach is known at once: try it under Recognise."),
+                            page_parts.placeholder("What you teach is known at once: try it under Recognise."),
                             elem_id="lesson",
                         )
                         add_button = gr.Button("Add", visible=False, variant="primary", elem_id="add-button")
@@ -128,13 +129,13 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
         revision, history, classes = host.revision, host.history, host.classes
         undoable = len(history) > 1
         return (
-            webparts.heading(host.info()["name"], classes, login),
-            webparts.class_table(classes),
+            page_parts.heading(host.info()["name"], classes, login),
+            page_parts.class_table(classes),
             gr.update(choices=[str(info["name"]) for info in classes], value=None),
             gr.update(interactive=undoable),
-            f"<p>Last change: {webparts.escape(webparts.in_words(history[-1]))}</p>" if undoable else "",
-            webparts.history_chart(history),
-            webparts.history_table(history),
+            f"<p>Last change: {page_parts.escape(page_parts.in_words(history[-1]))}</p>" if undoable else "",
+            page_parts.history_chart(history),
+            page_parts.history_table(history),
             revision,
         )
 
@@ -145,14 +146,13 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
             return gr.skip(), gr.skip()
         try:
             (decoded,) = host.decode(uploads.take([path]))
-            (answer,) = host.recognise_decoded([decoded])
-            (alike,) = host.nearest([decoded]) if answer.error is None else ([],)
-            shown = webparts.answer(answer, decoded if answer.error is None else None, alike)
+            (answer,) = host.recognise_decoded([decoded], alike=SHOWN_ALIKE)
+            shown = page_parts.answer(answer, decoded if answer.error is None else None)
         except UserError as error:
-            shown = webparts.message(webparts.sentence(str(error)), "bad")
+            shown = page_parts.message(page_parts.sentence(str(error)), "bad")
         except Exception:
             log.exception("recognising failed")
-            shown = webparts.message("Something went wrong on the server. Please try again.", "bad")
+            shown = page_parts.message("Something went wrong on the server. Please try again.", "bad")
         finally:
             uploads.discard([path])
         return None, shown
@@ -163,7 +163,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
         hidden = {add_button: gr.update(visible=False), try_button: gr.update(visible=False)}
 
         def say(text: str, kind: str) -> dict[Any, Any]:
-            return {**hidden, teach_button: gr.update(interactive=True), said: webparts.message(text, kind)}
+            return {**hidden, teach_button: gr.update(interactive=True), said: page_parts.message(text, kind)}
 
         if not typed:
             yield say("Please give the class a name.", "bad")
@@ -173,35 +173,35 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
             return
         has = next((info["pictures"] for info in host.classes if str(info["name"]) == _spelled(typed)), None)
         if has is not None and not add:
-            text = f"“{typed}” is known already, from {webparts.count(has, 'picture')}. "
+            text = f"“{typed}” is known already, from {page_parts.count(has, 'picture')}. "
             text += "Add these pictures to it, or choose another name for another class."
-            button = f"Add {webparts.count(len(paths), 'picture')} to “{typed}”"
+            button = f"Add {page_parts.count(len(paths), 'picture')} to “{typed}”"
             yield {**say(text, "ask"), add_button: gr.update(visible=True, value=button)}
             return
-        waiting = f"Teaching “{typed}” from {webparts.count(len(paths), 'picture')} …"
+        waiting = f"Teaching “{typed}” from {page_parts.count(len(paths), 'picture')} …"
         yield {**say(waiting, "busy"), teach_button: gr.update(interactive=False)}
         try:
             event = host.learn(typed, uploads.take(paths), add=add)
         except UserError as error:
-            yield say(webparts.sentence(str(error)), "bad")
+            yield say(page_parts.sentence(str(error)), "bad")
         except Exception:
             log.exception("teaching failed")
             yield say("Something went wrong on the server; the model is as it was. Please try again.", "bad")
         else:
             uploads.discard(paths)
-            notes = " ".join(webparts.sentence(note) for note in event["notes"])
-            done = {**say(f"{webparts.in_words(event)}. {notes}", "good"), try_button: gr.update(visible=True)}
+            notes = " ".join(page_parts.sentence(note) for note in event["notes"])
+            done = {**say(f"{page_parts.in_words(event)}. {notes}", "good"), try_button: gr.update(visible=True)}
             yield {**done, name: "", shots: None}
 
     def remove(label: str | None) -> str:
         if label is None:
-            return webparts.message("Please choose a class first.", "bad")
-        return _change(lambda: webparts.in_words(host.forget(label)) + ".")
+            return page_parts.message("Please choose a class first.", "bad")
+        return _change(lambda: page_parts.in_words(host.forget(label)) + ".")
 
     def undo(revision: int) -> str:
         if revision != host.revision:
-            return webparts.message("Somebody has changed the model meanwhile; please look again first.", "ask")
-        return _change(lambda: f"Taken back: {webparts.in_words(host.undo()['undone'][0])}.")
+            return page_parts.message("Somebody has changed the model meanwhile; please look again first.", "ask")
+        return _change(lambda: f"Taken back: {page_parts.in_words(host.undo()['undone'][0])}.")
 
     # The host keeps what it is asked in order. Lessons go through Gradio's queue because they report as they go on, and
     # nothing else does: its client can lose the answer to a call that joins the queue just as another leaves it.
@@ -248,12 +248,12 @@ def _spelled(name: str) -> str:
 
 def _change(change: Callable[[], str]) -> str:
     try:
-        return webparts.message(change())
+        return page_parts.message(change())
     except UserError as error:
-        return webparts.message(webparts.sentence(str(error)), "bad")
+        return page_parts.message(page_parts.sentence(str(error)), "bad")
     except Exception:
         log.exception("changing the model failed")
-        return webparts.message("Something went wrong on the server; the model is as it was.", "bad")
+        return page_parts.message("Something went wrong on the server; the model is as it was.", "bad")
 
 
 # ---- uploaded files --------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Uploads:
                     return [self.check(getattr(item, "image", None) and item.image.path) for item in payload.root]
                 return None if payload is None else self.check(payload.path)
             except UserError as error:
-                raise Error(webparts.sentence(str(error)), print_exception=False) from None
+                raise Error(page_parts.sentence(str(error)), print_exception=False) from None
 
         def plain_class(meta: type, *parts: Any) -> type:
             return ABCMeta.__new__(meta, *parts)  # Gradio's own would write a stub beside this file
@@ -399,7 +399,7 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
         font=FONT,
         font_mono=("ui-monospace", "Menlo", "Consolas", "monospace"),
     ).set(
-        # the colours of webpage.css, which the login page does not load
+        # the colours of page.css, which the login page does not load
         body_background_fill="#f6f6f4",
         body_background_fill_dark="#14171a",
         block_background_fill="#ffffff",
@@ -413,7 +413,7 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
         path="/",
         server_name=address,
         auth=may_enter if password is not None else None,
-        auth_message=f"<p>To recognise with and teach {webparts.escape(host.info()['name'])}.</p>",
+        auth_message=f"<p>To recognise with and teach {page_parts.escape(host.info()['name'])}.</p>",
         allowed_paths=[],
         blocked_paths=[str(host.path.resolve()), str(Path.cwd())],
         max_file_size=host.limits.file_bytes,

@@ -18,7 +18,7 @@ from PIL import Image
 from fscil.text import count, percent
 
 if TYPE_CHECKING:
-    from fscil.teachable.model import Recognition
+    from fscil.teachable.recognition import Recognition
 
 PREVIEW = 320  # pixels of the longer side of the copy that the answer shows
 NAMED = 4  # classes that a line of the history names
@@ -99,9 +99,7 @@ def bars(top: Sequence[tuple[Any, float]], muted: bool = False) -> str:
     return f'<ol class="bars{" muted" if muted else ""}" aria-label="best classes">{rows}</ol>'
 
 
-def answer(
-    found: Recognition, picture: np.ndarray | None = None, alike: Sequence[tuple[Any, float, np.ndarray]] = ()
-) -> str:
+def answer(found: Recognition, picture: np.ndarray | None = None) -> str:
     """What one picture shows: the class or "Unknown" in large letters, bars, and the kept pictures most like it."""
     if found.error is not None:
         return message(f"This file cannot be used: {found.error.rstrip('.')}.", "bad")
@@ -123,7 +121,7 @@ def answer(
     pictures = "".join(
         f'<figure><img src="{data_uri(small)}" alt="known picture of {escape(str(name))}">'
         f"<figcaption>{escape(str(name))}</figcaption></figure>"
-        for name, _, small in alike
+        for name, _, small in found.alike
     )
     pictures = f'<h3>Known pictures most like it</h3><div class="alike">{pictures}</div>' if pictures else ""
     return (

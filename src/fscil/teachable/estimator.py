@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from fscil.teachable.model import Notice, Recognition, Teachable
+from fscil.teachable.model import Teachable
+from fscil.teachable.recognition import Notice, Recognition
 
 __all__ = ["FewShotClassifier", "Notice", "Recognition"]
 

@@ -1,8 +1,9 @@
 """A model that is trained once on the classes at hand and taught new ones from a few pictures each, for months.
 
-The methods do the learning; `knowledge.py` adds class names, a calibrated confidence and the answer "unknown"; this
-file reads pictures, plans, and keeps versions that can be undone and saved. `estimator.py` adds scikit-learn's manners;
-the commands do without them, because scikit-learn takes most of a second to import.
+The methods do the learning; `knowledge.py` adds class names, a calibrated confidence and the answer "unknown",
+`recognition.py` answers, `versions.py` keeps what can be undone and saved; this file reads pictures, plans and teaches.
+`estimator.py` adds scikit-learn's manners; the commands do without them, because scikit-learn takes most of a second to
+import.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,54 +22,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fscil import recipes, registry
-from fscil.backbones.vit import Backbone, make_backbone
-from fscil.config import TransformConfig
-from fscil.data import cache_dir
-from fscil.data.pictures import (
-    AT_ONCE,
-    Label,
-    Pictures,
-    batches,
-    label_name,
-    listed,
-    name_of,
-    pair,
-    read_pictures,
-    refuse,
-    repeated,
-)
-from fscil.data.pixels import Pixels
+from fscil import registry
+from fscil.backbones.vit import Backbone
+from fscil.data.pictures import Label, listed, pair
+from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
-from fscil.data.transforms import Transform, make_transform
-from fscil.display import LiveDisplay
-from fscil.errors import UserError, nearest
+from fscil.data.transforms import Transform
+from fscil.errors import UserError
 from fscil.methods.base import Method
 from fscil.methods.making import make_method
-from fscil.runtime import Runtime
 from fscil.strict import build
-from fscil.teachable.folder import BACKBONE, Head, ModelFolder, Version
+from fscil.teachable.folder import BACKBONE, ModelFolder
 from fscil.teachable.knowledge import Knowledge
+from fscil.teachable.lessons import fitting_labels, read_lesson
 from fscil.teachable.planning import choose_held_out, fit_frozen, make_plan
+from fscil.teachable.recognition import Alike, Notice, Recogniser, Recognition
+from fscil.teachable.starting import (
+    check_parameters,
+    describe_backbone,
+    open_backbone,
+    short_side,
+    start_runtime,
+    transform_for,
+)
+from fscil.teachable.versions import Versions
 
-STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything else
-CPU_BATCH = 32  # pictures per forward pass on a CPU: larger batches leave its caches
 KEPT_PARAMETERS = ("held_out", "false_rejection", "unknown", "skip_bad", "thumbnails")
-
-
-class Notice(UserWarning):
-    """Something worth knowing about what was asked for; nothing failed."""
-
-
-@dataclass(frozen=True)
-class Recognition:
-    """What one picture shows. `label` is None when it is unknown or could not be read (then `error` says why)."""
-
-    label: Label | None
-    confidence: float  # calibrated probability of the best class
-    unknown: bool
-    top: list[tuple[Label, float]]  # best classes with their probabilities
-    error: str | None = None
 
 
 class Teachable:
@@ -114,13 +93,13 @@ class Teachable:
     # ---- learning -------------------------------------------------------------------------------------------------
     def fit(self, X: Any, y: Any = None) -> Teachable:
         """Learns the base classes."""
-        self._check_parameters()
-        self._versions, self._head, self.folder_ = [], None, None
+        check_parameters(self)
+        self._versions = Versions()
         X, labels = pair(X, y)
-        self._start_runtime()
-        backbone = self._make_backbone(self.backbone, self.weights)
-        transform = self._make_transform(backbone)
-        pictures, labels = self._read(X, labels, transform)
+        self.runtime_ = start_runtime(self.device, self.precision, self.seed, self.verbose)
+        backbone = open_backbone(self.backbone, self.weights, (self.transform or {}).get("size"), self.runtime_)
+        transform = transform_for(backbone, self.transform)
+        pictures, labels = read_lesson(X, labels, short_side(transform), self.skip_bad, self.note)
         names = sorted(set(labels))
         if len(names) < 2:
             raise UserError(f'fit needs pictures of at least two classes; all are of "{names[0]}".')
@@ -132,7 +111,7 @@ class Teachable:
         self.config_ = {
             "method": plan.method,
             "options": dict(plan.options),
-            "backbone": self._describe_backbone(backbone),
+            "backbone": describe_backbone(backbone, self.weights),
             "transform": asdict(transform),
             "trained": plan.trains,
             "seed": self.seed,
@@ -152,7 +131,7 @@ class Teachable:
                 "differ. Add some, or pass --calibration prototypes (calibration='prototypes')."
             )
         self.plan_ = plan.said(len(names), len(training), int(held.sum()))
-        (self._note if plan.too_small else self._display.line)(self.plan_)
+        (self.note if plan.too_small else self.runtime_.display.line)(self.plan_)
         with method.remembering():
             if plan.trains:
                 method.fit_base(task)
@@ -169,29 +148,19 @@ class Teachable:
 
     def learn(self, X: Any, y: Any = None, add: bool = False) -> Teachable:
         """Learns new classes from a few pictures each; with `add`, pictures of known classes are added to theirs."""
-        self._check_fitted()
+        self.check_fitted()
         X, labels = pair(X, y)
         knowledge, names = self.knowledge_, self.knowledge_.names
-        if names and type(names[0]) is not type(labels[0]):
-            labels = [label_name(str(label)) if isinstance(names[0], str) else label for label in labels]
-            if type(names[0]) is not type(labels[0]):
-                raise UserError(f'label "{labels[0]}" is text, but the classes of this model are numbers.')
-        counts = Counter(labels)
-        known = [label for label in counts if label in names]
-        if known and not add:
-            has = knowledge.classes[names.index(known[0])]["pictures"]
-            raise UserError(
-                f'class "{known[0]}" is known already, from {has} pictures. To add these {counts[known[0]]} to it, '
-                "pass --add (add=True); for another class, choose another name."
-            )
-        if known and not knowledge.method.can_refine:
+        labels = fitting_labels(labels, knowledge, add)
+        if set(labels) & set(names) and not knowledge.method.can_refine:
             raise UserError(f"method {self.config_['method']} cannot add pictures to a known class; use smp.")
-        pictures, labels = self._read(X, labels, self.transform_, knowledge.pictures_by_fingerprint())
+        known = knowledge.pictures_by_fingerprint()
+        pictures, labels = read_lesson(X, labels, self.short_side_, self.skip_bad, self.note, known)
         if not labels:
             raise UserError("all of these pictures are known already; there is nothing to learn.")
         for label, count in Counter(labels).items():
             if count == 1 and label not in names:
-                self._note(f'"{label}" is learned from one picture; five or more of different scenes are far better')
+                self.note(f'"{label}" is learned from one picture; five or more of different scenes are far better')
         fresh = list(dict.fromkeys(label for label in labels if label not in names))
         order = names + fresh
         number = torch.tensor([order.index(label) for label in labels])
@@ -210,7 +179,7 @@ class Teachable:
 
     def forget(self, label: Label) -> Teachable:
         """Removes one class. `undo` brings it back."""
-        self._check_fitted()
+        self.check_fitted()
         number = self.knowledge_.number(label)
         if len(self.knowledge_.classes) == 1:
             raise UserError(f'"{label}" is the only class left; a model needs one.')
@@ -221,26 +190,30 @@ class Teachable:
 
     def undo(self, steps: int = 1) -> Teachable:
         """Takes back the last `steps` changes, forgetting included."""
-        self._check_fitted()
+        self.check_fitted()
         possible = len(self._versions) - 1
         if not 1 <= steps <= possible:
             raise UserError(f"cannot undo {steps} changes: {possible} were made since the base classes were learned.")
-        self._versions = self._versions[: len(self._versions) - steps]
+        self._versions.cut(len(self._versions) - steps)
         self._restore()
         return self
 
     def drop_history(self) -> Teachable:
         """Forgets how the model came to be: what was forgotten or undone is gone for good from the next `save` on."""
-        self._check_fitted()
-        record = self._current().record
+        self.check_fitted()
+        record = self._versions.current.record
         known = {str(info["name"]): info["pictures"] for info in self.knowledge_.classes}
         event = {**record["event"], "action": "drop history", "classes": known}
         self.knowledge_.drop_forgotten()
-        tensors = {name: tensor.clone() for name, tensor in self.knowledge_.tensors().items()}
-        self._versions = [Version({**record, "event": event}, tensors)]  # written anew: no older file is needed
+        self._versions.start_anew({**record, "event": event}, self.knowledge_.tensors())
         return self
 
     # ---- answers ----------------------------------------------------------------------------------------------------
+    def recogniser(self) -> Recogniser:
+        """What answers, on the present state of the model."""
+        self.check_fitted()
+        return Recogniser(self.knowledge_, self.transform_, self.short_side_, self.runtime_, self.seed)
+
     def predict(self, X: Any) -> np.ndarray:
         """Class names; with the parameter `unknown`, that answer for pictures of no known class."""
         probabilities, rejected, _ = self.answers(X)
@@ -261,16 +234,8 @@ class Teachable:
 
     def answers(self, X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(probabilities, whether unknown, score of fit) of all pictures in one pass; unreadable ones are an error."""
-        self._check_fitted()
-        X, bad = listed(X), {}
-        parts = [self._no_answers()]
-        for pictures, *part in self._batches(X):
-            parts.append(part)
-            bad |= pictures.bad
-        if bad:
-            refuse(X, bad)
-        probabilities, rejected, scores = (torch.cat(column).numpy() for column in zip(*parts))
-        return probabilities, rejected, scores
+        _, answers = self.recogniser().readable(listed(X))
+        return answers.probabilities.numpy(), answers.unknown.numpy(), answers.scores.numpy()
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy of `predict`."""
@@ -278,35 +243,28 @@ class Teachable:
         right = self.predict(X) == np.array(labels)
         return float(np.average(right, weights=sample_weight))
 
-    def recognise(self, X: Any, top: int = 5) -> list[Recognition]:
-        """Label, confidence and best classes of each picture; unreadable ones say so instead of stopping the others."""
-        self._check_fitted()
-        X, names = listed(X), self.knowledge_.names
-        found: dict[int, Recognition] = {}
-        for pictures, probabilities, rejected, _ in self._batches(X):
-            best = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
-            for position, values, indices, unknown in zip(
-                pictures.kept, best.values.tolist(), best.indices.tolist(), rejected.tolist()
-            ):
-                ranked = [(names[index], value) for index, value in zip(indices, values)]
-                found[position] = Recognition(None if unknown else ranked[0][0], values[0], unknown, ranked)
-            for position, reason in pictures.bad.items():
-                found[position] = Recognition(None, 0.0, False, [], reason)
-        return [found[position] for position in range(len(X))]
+    def recognise(self, X: Any, top: int = 5, alike: int = 0) -> list[Recognition]:
+        """Label, confidence and best classes of each picture; unreadable ones say so instead of stopping the others.
+
+        With `alike`, so many kept pictures most like each come along, if small copies are kept.
+        """
+        return self.recogniser().recognise(listed(X), top, alike)
+
+    def recognise_decoded(self, arrays: Sequence[np.ndarray], top: int = 5, alike: int = 0) -> list[Recognition]:
+        """`recognise` for pictures uint8 (height, width, 3) that are upright and reduced to `short_side_` already."""
+        recogniser = self.recogniser()
+        return recogniser.described(recogniser.answers(ImageStore.from_list(arrays), alike), top)
 
     def embed(self, X: Any) -> np.ndarray:
         """Features (n, d) of pictures under the trained backbone."""
-        self._check_fitted()
-        method = self.knowledge_.method
-        if not method.features_fixed:
+        recogniser = self.recogniser()
+        if not self.knowledge_.method.features_fixed:
             raise UserError(f"method {self.config_['method']} has no features that stay as they are.")
-        X = listed(X)
-        decoded = (read_pictures(X[at : at + AT_ONCE], self.short_side_) for at in range(0, len(X), AT_ONCE))
-        return torch.cat([method.features(self._pixels(part)).cpu() for part in decoded]).numpy()
+        return recogniser.features(listed(X)).numpy()
 
-    def nearest_thumbnails(self, X: Any, count: int = 3) -> list[list[tuple[Label, float, np.ndarray]]]:
+    def nearest_thumbnails(self, X: Any, count: int = 3) -> list[list[Alike]]:
         """(class, cosine, small copy uint8) of the kept pictures most like each picture; empty if none were kept."""
-        self._check_fitted()
+        self.check_fitted()
         if not self.knowledge_.thumbnails:
             return [[] for _ in listed(X)]
         return self.knowledge_.nearest_thumbnails(torch.from_numpy(self.embed(X)), count)
@@ -317,24 +275,11 @@ class Teachable:
 
         The backbone is referred to by name and hash; `embed` puts its weights into the folder as well.
         """
-        self._check_fitted()
-        folder = ModelFolder(path)
-        with folder.lock():
-            same = self.folder_ is not None and folder.path.resolve() == self.folder_.path.resolve()
-            versions, config = self._versions, self.config_
-            if not same and self._head is not None:  # a copy: every version comes along
-                versions = self.folder_.copies(self._head, versions)
-            weights = None
-            if embed and not config["backbone"]["embedded"]:
-                weights = self.backbone_.in_float32().vit.state_dict()
-                config = {**config, "backbone": {**config["backbone"], "embedded": True, "weights": None}}
-            elif not same and config["backbone"]["embedded"]:
-                weights = self.backbone_.in_float32().vit.state_dict()
-            self._head = folder.write(config, versions, weights, self._head if same else None)
-            self._versions, self.config_, self.folder_ = versions, config, folder
-        for version in self._versions[:-1]:
-            version.tensors = {}  # on disk; read again if an undo asks for them
-        return folder.path
+        self.check_fitted()
+        self.config_ = self._versions.write(
+            path, self.config_, embed, lambda: self.backbone_.in_float32().vit.state_dict()
+        )
+        return self.folder_.path
 
     @classmethod
     def load(
@@ -367,7 +312,7 @@ class Teachable:
                 seed=config["seed"],
                 verbose=verbose,
             )
-            clf._check_parameters()
+            check_parameters(clf)
             clf.transform_ = build(Transform, config["transform"], "transform.")
         except (KeyError, TypeError) as error:
             raise UserError(f'"{folder.path / "model.json"}" is not the head of a model (lacks {error}).') from error
@@ -375,26 +320,23 @@ class Teachable:
             weights = folder.checked(head, BACKBONE)
         elif weights is None and chosen["weights"] and Path(chosen["weights"]).is_file():
             weights = chosen["weights"]
-        clf._start_runtime()
-        clf.backbone_ = clf._make_backbone(backbone or chosen["name"], weights, chosen["image_size"])
+        clf.runtime_ = start_runtime(device, precision, clf.seed, verbose)
+        clf.backbone_ = open_backbone(backbone or chosen["name"], weights, chosen["image_size"], clf.runtime_)
         if clf.backbone_.hash != chosen["hash"]:
             raise UserError(
                 f'the weights of backbone "{chosen["name"]}" here have hash {clf.backbone_.hash}, the model was fitted '
                 f"on {chosen['hash']}; pass the same file with --weights."
             )
-        clf.config_, clf.folder_ = config, folder
-        clf._adopt(head, tensors)
+        clf.config_, clf._versions = config, Versions()
+        clf._versions.adopt(folder, head, tensors)
+        clf._restore()
         return clf
 
     def refresh(self) -> Teachable:
         """Takes over what another process has taught the saved model since; cheap when nothing changed."""
-        self._check_fitted()
-        if self.folder_ is None:
-            raise UserError("this model was not saved yet; there is nothing to refresh it from.")
-        if [id(version) for version in self._versions] != [id(version) for version in self._head.versions]:
-            raise UserError("this model has changes that were not saved; save or undo them first.")
-        if self.folder_.read().revision != self._head.revision:
-            self._adopt(*self.folder_.open())
+        self.check_fitted()
+        if self._versions.refresh():
+            self._restore()
         return self
 
     @contextlib.contextmanager
@@ -403,6 +345,7 @@ class Teachable:
 
         >>> with clf.editing(): clf.learn(pictures, names)  # doctest: +SKIP
         """
+        self.check_fitted()
         if self.folder_ is None:
             raise UserError("save the model first; editing keeps a folder up to date.")
         with self.folder_.lock():
@@ -411,147 +354,70 @@ class Teachable:
                 yield self
                 self.save(self.folder_.path)
             except BaseException:
-                self._adopt(*self.folder_.open())
+                self._versions.adopt(self.folder_, *self.folder_.open())
+                self._restore()
                 raise
 
     @property
     def classes_(self) -> np.ndarray:
-        self._check_fitted()
+        self.check_fitted()
         return np.array(self.knowledge_.names)
 
     @property
     def history_(self) -> list[dict[str, Any]]:
-        self._check_fitted()
-        return [version.record["event"] for version in self._versions]
+        self.check_fitted()
+        return self._versions.events
+
+    @property
+    def folder_(self) -> ModelFolder | None:
+        """The folder it was saved to or loaded from."""
+        return self._versions.folder
 
     @property
     def class_info_(self) -> list[dict[str, Any]]:
         """Name, number of pictures, whether it is a base class, and since when it is known, of each class."""
-        self._check_fitted()
+        self.check_fitted()
         return [dict(info) for info in self.knowledge_.classes]
 
     @property
     def calibration_(self) -> dict[str, Any]:
-        self._check_fitted()
+        self.check_fitted()
         return dict(self.knowledge_.calibration)
 
     @property
     def size_(self) -> int:
         """Bytes of the saved model."""
-        return self._head.bytes if getattr(self, "_head", None) is not None else 0
+        head = self._versions.head
+        return head.bytes if head is not None else 0
 
     @property
     def short_side_(self) -> int:
         """Pixels that the shorter side of a picture is reduced to before anything else."""
-        return _short_side(self.transform_)
+        return short_side(self.transform_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return bool(getattr(self, "_versions", None))
 
-    # ---- parts of fit -----------------------------------------------------------------------------------------------
-    def _check_parameters(self) -> None:
-        registry.method_entry(self.method)
-        for name, choices in (
-            ("calibration", ("auto", "mpcc", "prototypes", "closed_form")),
-            ("train", ("auto", "always", "never")),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise UserError(f'{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}')
-        for name, most in (("held_out", 0.5), ("false_rejection", 1.0)):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and 0 <= value < most):
-                raise UserError(f"{name} is {value}; it must be at least 0 and below {most}.")
-        if not (isinstance(self.thumbnails, int) and self.thumbnails >= 0):
-            raise UserError(f"thumbnails is {self.thumbnails}; it must be a number of pictures per class, 0 for none.")
-
-    def _start_runtime(self) -> None:
-        self._display = LiveDisplay(quiet=not self.verbose)
-        # compilation would start anew for every number of pictures taught
-        self.runtime_ = Runtime.make(self.device, self.precision, self.seed, compile="off", display=self._display)
-        if self.runtime_.device.type == "cpu":
-            self.runtime_.batch_size_eval = CPU_BATCH
-
-    def _make_backbone(self, chosen: str | Backbone, weights: Any = None, image_size: int | None = None) -> Backbone:
-        if isinstance(chosen, Backbone):
-            return chosen.prepare(self.runtime_)
-        size = image_size or (self.transform or {}).get("size")
-        try:
-            backbone = make_backbone(chosen, weights, size)
-        except FileNotFoundError as error:  # a backbone of the package whose weights are not there
-            raise UserError(
-                f'the weights of backbone "{chosen}" are missing ({error}); pass --weights FILE.'
-            ) from error
-        return backbone.prepare(self.runtime_)
-
-    def _describe_backbone(self, backbone: Backbone) -> dict[str, Any]:
-        return {
-            "name": backbone.name,
-            "hash": backbone.hash,
-            "image_size": backbone.image_size,
-            "weights": str(Path(self.weights).expanduser().resolve()) if self.weights is not None else None,
-            "embedded": False,
-        }
-
-    def _make_transform(self, backbone: Backbone) -> Transform:
-        usual = recipes.load("glyphs/smp").values["transform"] if backbone.name.startswith("glyph_vit") else {}
-        return make_transform(build(TransformConfig, {**usual, **(self.transform or {})}, "transform."), backbone)
+    # ---- small parts ------------------------------------------------------------------------------------------------
+    def _backbone_weights(self) -> dict[str, Tensor]:
+        return self.backbone_.in_float32().vit.state_dict()
 
     def _new_method(self) -> Method:
         chosen = self.config_
         return make_method(chosen["method"], chosen["options"], self.backbone_, self.runtime_, chosen.get("head"))
 
-    # ---- parts of predict -------------------------------------------------------------------------------------------
-    def _batches(self, X: Sequence[Any]) -> Iterator[tuple[Pictures, Tensor, Tensor, Tensor]]:
-        """Pictures a few at a time, with their probabilities, whether they are unknown, and how well they fit."""
-        self._check_fitted()
-        knowledge = self.knowledge_
-        parts = batches(X, self.short_side_)
-        for part in self.runtime_.track(parts, "recognising", -(-len(X) // AT_ONCE)):
-            if not len(part):
-                yield part, *self._no_answers()
-                continue
-            logits, scores = knowledge.judge(self._pixels(part))
-            probabilities = (logits / knowledge.calibration["temperature"]).softmax(1)
-            yield part, probabilities, knowledge.is_unknown(scores), scores
-
-    def _no_answers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Probabilities, whether unknown, and scores, of no pictures."""
-        return torch.zeros(0, len(self.knowledge_.classes)), torch.zeros(0, dtype=torch.bool), torch.zeros(0)
-
-    def _pixels(self, pictures: Pictures) -> Pixels:
-        return Pixels(pictures.store, self.transform_, self.seed, device=self.runtime_.device)
-
-    # ---- small parts ------------------------------------------------------------------------------------------------
-    def _read(
-        self, X: Sequence[Any], labels: list[Label], transform: Transform, known: Mapping[int, set[Label]] | None = None
-    ) -> tuple[Pictures, list[Label]]:
-        """Decoded pictures and their labels, each picture of a class once; `kept` then counts rows of the store."""
-        pictures = read_pictures(X, _short_side(transform), self.skip_bad, cache_dir() / "pixels")
-        if pictures.bad:
-            named = ", ".join(name_of(X[position], position) for position in list(pictures.bad)[:5])
-            self._note(f"{len(pictures.bad)} of {len(X)} pictures cannot be read and are left out: {named}")
-        labels = [labels[position] for position in pictures.kept]
-        if not labels:
-            raise UserError("none of the pictures can be read.")
-        keep, notes = repeated(pictures.fingerprints, labels, dict(known or {}))
-        for note in notes:
-            self._note(note)
-        return replace(pictures, kept=keep, fingerprints=pictures.fingerprints[keep]), [labels[at] for at in keep]
-
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Says something worth knowing, here as a warning; whoever hosts a model may put it elsewhere."""
         warnings.warn(text, Notice, stacklevel=4)
 
-    def _check_fitted(self) -> None:
+    def check_fitted(self) -> None:
+        """Raises scikit-learn's NotFittedError before `fit` or `load`."""
         if not self.__sklearn_is_fitted__():
             from sklearn.exceptions import NotFittedError
 
             raise NotFittedError("this model is not fitted yet; call fit, or open one with load.")
 
     # ---- versions ---------------------------------------------------------------------------------------------------
-    def _current(self) -> Version:
-        return self._versions[-1]
-
     def _lesson(self) -> str:
         """The name that the present lesson's thumbnails are kept under."""
         return f"{len(self._versions) + 1:04d}"
@@ -570,27 +436,12 @@ class Teachable:
         }
         stored, size = knowledge.stored_pictures
         if size and action in ("fit", "learn"):
-            self._note(f"method {self.config_['method']} keeps {stored} of the pictures in the model ({size} bytes)")
-        record = {"event": event, **knowledge.record()}
-        older = self._current().tensors if self._versions else {}
-        tensors = {}
-        for name, tensor in knowledge.tensors().items():
-            before = older.get(name)
-            same = before is not None and before.dtype == tensor.dtype and torch.equal(before, tensor)
-            tensors[name] = before if same else tensor.clone()
-        self._versions = [*self._versions, Version(record, tensors)]
-
-    def _adopt(self, head: Head, tensors: dict[str, Tensor]) -> None:
-        """Takes over the versions of a folder."""
-        head.current.tensors = tensors
-        self._head, self._versions = head, list(head.versions)
-        self._restore()
+            self.note(f"method {self.config_['method']} keeps {stored} of the pictures in the model ({size} bytes)")
+        self._versions.add({"event": event, **knowledge.record()}, knowledge.tensors())
 
     def _restore(self) -> None:
         """Makes the last version the present state."""
-        version = self._current()
-        if set(version.files) - set(version.tensors):
-            version.tensors = self.folder_.load(self._head, version)
+        version = self._versions.load_current()
         method, trained = self._new_method(), self.config_["trained"]
         try:
             self.knowledge_ = Knowledge.restored(method, trained, version.tensors, version.record)
@@ -604,14 +455,10 @@ class Teachable:
         try:
             yield
         except BaseException:
-            self._versions = self._versions[:count]
+            self._versions.cut(count)
             self._restore()
             raise
 
 
 def timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _short_side(transform: Transform) -> int:
-    return max(STORED_SHORT_SIDE, transform.resize)

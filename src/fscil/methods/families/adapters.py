@@ -86,6 +86,10 @@ class AdapterMethod(Method):
     def embed(self, images: Tensor) -> Tensor:
         return self.backbone(images, self.lora)[0]
 
+    @property
+    def plain_adapters(self) -> LoRA:
+        return self.lora
+
     def trainable_parameters(self) -> int:
         """LoRA factors and the head of the base classes."""
         dim = self.backbone.dim

@@ -142,6 +142,10 @@ class SMP(Represented):
         """Features (b, d) of image tensors under the merged adapters."""
         return self.backbone(images, self.lora)[0]
 
+    @property
+    def plain_adapters(self) -> LoRA:
+        return self.lora
+
     def feature_source(self) -> object:
         return self.lora if self.lora.rank else None  # all adapters of rank zero are alike
 

@@ -1,0 +1,100 @@
+"""What exports share: the folded ViT and the classifier as plain tensors, and the files beside them.
+
+Exports hold the model as a plain ViT whose key and value projections carry the adapters, and a linear classifier on its
+features. Folded into the projections, the adapters cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fscil.backbones.lora import LoRA
+from fscil.errors import UserError
+from fscil.files import atomic_write, write_json
+from fscil.heads.base import Linear
+from fscil.methods.represented import Represented
+from fscil.teachable.model import Teachable
+
+
+def folded_weights(clf: Teachable) -> dict[str, Tensor]:
+    """The ViT's weights in float32 with ΔW = B A added to the key and value rows of every qkv."""
+    lora, width = adapters_of(clf), clf.backbone_.heads * clf.backbone_.head_dim
+    tensors = {
+        name: value.detach().float().cpu().clone()
+        for name, value in clf.backbone_.in_float32().vit.state_dict().items()
+    }
+    if lora.rank:
+        update = lora.dense()[:, 0].detach().float().cpu()  # (blocks, 2, d, d)
+        for block, delta in enumerate(update):
+            tensors[f"blocks.{block}.attn.qkv.weight"][width:] += delta.flatten(0, 1)
+    return tensors
+
+
+def classifier(clf: Teachable) -> Linear:
+    """The head as a linear layer, in float64: on features (closed form) or on their directions (cosine)."""
+    method = represented(clf)
+    linear = method.head.linear()
+    if linear is None:
+        raise UserError(
+            f"the scores of head {type(method.head).__name__} are not linear in the features, so it cannot be exported; "
+            "heads that can: prototypes, mpcc, closed_form."
+        )
+    return linear
+
+
+def linear_head(clf: Teachable) -> tuple[Tensor, Tensor]:
+    """The classifier as a linear layer on raw features, temperature included."""
+    weight, bias, _ = classifier(clf)
+    temperature = clf.calibration_["temperature"]
+    return (weight / temperature).float(), (bias / temperature).float()
+
+
+def adapters_of(clf: Teachable) -> LoRA:
+    """The adapters that make the plain ViT give the model's features."""
+    lora = represented(clf).plain_adapters
+    if lora is None:
+        raise UserError(
+            f"method {clf.config_['method']} cannot be exported: its features are not those of one pass of a ViT."
+        )
+    return lora
+
+
+def represented(clf: Teachable) -> Represented:
+    """The method of a fitted model, if it is features under a head."""
+    clf.check_fitted()
+    method = clf.knowledge_.method
+    if not isinstance(method, Represented):
+        raise UserError(
+            f"method {clf.config_['method']} cannot be exported: only smp, its relatives and methods under a head are a "
+            "plain ViT with a classifier on top."
+        )
+    return method
+
+
+def new_folder(path: str | Path) -> Path:
+    """An empty folder, made if need be; one that holds something is refused."""
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f'--output "{path}" exists already; choose another folder.')
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """safetensors as other libraries write them: {"format": "pt"} as the only metadata."""
+    atomic_write(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"}))
+
+
+def describe(clf: Teachable, output: Path) -> None:
+    """What a user of the exported files has to know: class names, image pipeline, calibration."""
+    facts = {
+        "classes": [str(label) for label in clf.classes_],
+        "transform": asdict(clf.transform_),
+        "calibration": clf.calibration_,
+        "backbone": clf.config_["backbone"]["name"],
+    }
+    write_json(output / "fscil.json", facts)

@@ -1,0 +1,86 @@
+"""What a model starts from: checked parameters, a runtime, the backbone and how pictures are cut for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fscil import recipes, registry
+from fscil.backbones.vit import Backbone, make_backbone
+from fscil.config import TransformConfig
+from fscil.data.transforms import Transform, make_transform
+from fscil.display import LiveDisplay
+from fscil.errors import UserError, nearest
+from fscil.runtime import Runtime
+from fscil.strict import build
+
+if TYPE_CHECKING:
+    from fscil.teachable.model import Teachable
+
+STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything else
+CPU_BATCH = 32  # pictures per forward pass on a CPU: larger batches leave its caches
+CHOICES = {
+    "calibration": ("auto", "mpcc", "prototypes", "closed_form"),
+    "train": ("auto", "always", "never"),
+}
+BELOW = {"held_out": 0.5, "false_rejection": 1.0}
+
+
+def check_parameters(clf: Teachable) -> None:
+    """Refuses values that `fit` could make nothing of."""
+    registry.method_entry(clf.method)
+    for name, choices in CHOICES.items():
+        value = getattr(clf, name)
+        if value not in choices:
+            raise UserError(f'{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}')
+    for name, most in BELOW.items():
+        value = getattr(clf, name)
+        if not (isinstance(value, (int, float)) and 0 <= value < most):
+            raise UserError(f"{name} is {value}; it must be at least 0 and below {most}.")
+    if not (isinstance(clf.thumbnails, int) and clf.thumbnails >= 0):
+        raise UserError(f"thumbnails is {clf.thumbnails}; it must be a number of pictures per class, 0 for none.")
+
+
+def start_runtime(device: str, precision: str, seed: int, verbose: bool) -> Runtime:
+    """Without compilation, which would start anew for every number of pictures taught."""
+    runtime = Runtime.make(device, precision, seed, compile="off", display=LiveDisplay(quiet=not verbose))
+    if runtime.device.type == "cpu":
+        runtime.batch_size_eval = CPU_BATCH
+    return runtime
+
+
+def open_backbone(
+    chosen: str | Backbone, weights: str | os.PathLike | None, image_size: int | None, runtime: Runtime
+) -> Backbone:
+    """The backbone, ready on the runtime's device; one that is open already is used as it is."""
+    if isinstance(chosen, Backbone):
+        return chosen.prepare(runtime)
+    try:
+        backbone = make_backbone(chosen, weights, image_size)
+    except FileNotFoundError as error:  # a backbone of the package whose weights are not there
+        raise UserError(f'the weights of backbone "{chosen}" are missing ({error}); pass --weights FILE.') from error
+    return backbone.prepare(runtime)
+
+
+def describe_backbone(backbone: Backbone, weights: str | os.PathLike | None) -> dict[str, Any]:
+    """What a saved model says about its backbone."""
+    return {
+        "name": backbone.name,
+        "hash": backbone.hash,
+        "image_size": backbone.image_size,
+        "weights": str(Path(weights).expanduser().resolve()) if weights is not None else None,
+        "embedded": False,
+    }
+
+
+def transform_for(backbone: Backbone, chosen: Mapping[str, Any] | None) -> Transform:
+    """The usual transform of a backbone with the keys that were chosen otherwise."""
+    usual = recipes.load("glyphs/smp").values["transform"] if backbone.name.startswith("glyph_vit") else {}
+    return make_transform(build(TransformConfig, {**usual, **(chosen or {})}, "transform."), backbone)
+
+
+def short_side(transform: Transform) -> int:
+    """Pixels that the shorter side of a picture is reduced to before anything else."""
+    return max(STORED_SHORT_SIDE, transform.resize)
