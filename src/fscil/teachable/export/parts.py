@@ -40,8 +40,8 @@ def classifier(clf: Teachable) -> Linear:
     linear = method.head.linear()
     if linear is None:
         raise UserError(
-            f"the scores of head {type(method.head).__name__} are not linear in the features, so it cannot be exported; "
-            "heads that can: prototypes, mpcc, closed_form."
+            f"the scores of head {type(method.head).__name__} are not linear in the features, so it cannot be "
+            "exported; heads that can: prototypes, mpcc, closed_form."
         )
     return linear
 
@@ -69,8 +69,8 @@ def represented(clf: Teachable) -> Represented:
     method = clf.knowledge_.method
     if not isinstance(method, Represented):
         raise UserError(
-            f"method {clf.config_['method']} cannot be exported: only smp, its relatives and methods under a head are a "
-            "plain ViT with a classifier on top."
+            f"method {clf.config_['method']} cannot be exported: only smp, its relatives and methods under a head are "
+            "a plain ViT with a classifier on top."
         )
     return method
 
