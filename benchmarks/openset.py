@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--backbone")
     parser.add_argument("--weights")
-    parser.add_argument("--calibration", default="closed_form")
+    parser.add_argument("--head", default="closed_form")
     parser.add_argument("--train", default="auto")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--per-class", type=int, help="base pictures per class")
@@ -92,13 +92,13 @@ def main() -> None:
     clf = Teachable(
         backbone=chosen.backbone or dataset_entry(chosen.dataset).backbone,
         weights=chosen.weights,
-        calibration=chosen.calibration,
+        head=chosen.head,
         train=chosen.train,
         options={"epochs": chosen.epochs} if chosen.epochs is not None else None,
         seed=chosen.seed,
     )
     images, labels = pictures(dataset, TRAIN, range(base), chosen.per_class)
-    print(f"{chosen.dataset}, {clf.backbone}, {chosen.calibration}; {environment()}")
+    print(f"{chosen.dataset}, {clf.backbone}, {chosen.head}; {environment()}")
     print(f"fit: {len(labels)} pictures of {base} classes in {seconds(clf.fit, images, labels):.0f} s; {clf.plan_}")
     tests, truth = pictures(dataset, TEST, range(len(names)), chosen.test_per_class)
     number = torch.tensor([names.index(label) for label in truth])

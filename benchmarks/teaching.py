@@ -55,7 +55,7 @@ def main() -> None:
         photos = write_photos(place / "photos", 100, rng)
         for calibration in ("closed_form", "mpcc"):
             clf = FewShotClassifier(
-                backbone=arguments.backbone, weights=place / "vit.safetensors", train="never", calibration=calibration,
+                backbone=arguments.backbone, weights=place / "vit.safetensors", train="never", head=calibration,
                 device=arguments.device, verbose=False,
             )  # fmt: skip
             clf.fit(*map(list, zip(*base)))

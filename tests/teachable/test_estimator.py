@@ -253,7 +253,7 @@ def test_a_failing_change_leaves_the_model_as_it_was(model, monkeypatch):
 
 @pytest.mark.parametrize("calibration", ["mpcc", "closed_form", "prototypes"])
 def test_trained_models_learn_add_forget_and_undo(weights, calibration):
-    clf = trained(weights, calibration=calibration)
+    clf = trained(weights, head=calibration)
     queries, _ = pictures([*range(5), 10], 2, seed=1)
     before = clf.predict_proba(queries)
     clf.learn(*pictures([10], 5)).learn(*pictures([1, 10], 3, seed=4), add=True).forget("class 0")
@@ -263,7 +263,7 @@ def test_trained_models_learn_add_forget_and_undo(weights, calibration):
 
 
 def test_the_last_base_class_lends_its_covariance_and_stays(weights):
-    clf = trained(weights, calibration="mpcc").learn(*pictures([10], 3))
+    clf = trained(weights, head="mpcc").learn(*pictures([10], 3))
     for number in range(4):
         clf.forget(f"class {number}")
     with pytest.raises(UserError, match="last base class"):
@@ -359,7 +359,7 @@ def test_a_small_start_says_what_it_does(weights):
 def test_without_training_the_calibration_that_was_asked_for_is_used(weights, calibration):
     options = {"features_per_class": 16, "views": 2}  # only those that make sense without training are taken over
     clf = FewShotClassifier(
-        backbone=BACKBONE, weights=weights, train="never", calibration=calibration, options={**options, "epochs": 7}
+        backbone=BACKBONE, weights=weights, train="never", head=calibration, options={**options, "epochs": 7}
     ).fit(*pictures(range(5), 6))
     method = clf.learn(*pictures([10], 5)).knowledge_.method
     features = torch.from_numpy(clf.embed(pictures(range(5), 2, seed=1)[0]))
@@ -373,8 +373,28 @@ def test_without_training_the_calibration_that_was_asked_for_is_used(weights, ca
     assert clf.score(*pictures([*range(5), 10], 4, seed=1)) > 0.9
 
 
+@pytest.mark.parametrize(
+    "head", ["plda", {"name": "c_fecam", "alpha": 0.8}, {"name": "ranpac_balanced", "projections": 300}]
+)
+@pytest.mark.parametrize("train", ["always", "never"])
+def test_any_head_teaches_adds_forgets_and_is_saved(weights, tmp_path, head, train):
+    options = dict(TINY_TRAINING) if train == "always" else None
+    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train=train, head=head, options=options)
+    clf.fit(*pictures(range(5), 8)).learn(*pictures([10], 5))
+    clf.learn(*pictures([2], 3, seed=5), add=True)
+    first = clf.classes_[0]
+    clf.forget(first)
+    queries, labels = pictures([1, 2, 3, 4, 10], 6, seed=1)
+    assert clf.score(queries, labels) > 0.8
+    assert clf.calibration_["held_out"] > 0 and np.isfinite(clf.calibration_["temperature"])
+    again = FewShotClassifier.load(clf.save(tmp_path / "model"), weights=weights)
+    np.testing.assert_array_equal(again.predict_proba(queries), clf.predict_proba(queries))
+    again.undo()
+    assert first in again.classes_
+
+
 def test_base_features_are_drawn_around_their_prototypes_when_no_rows_were_trained(weights):
-    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", calibration="mpcc")
+    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", head="mpcc")
     head = clf.fit(*pictures(range(5), 6)).knowledge_.method.head
     per_class, dim = head.options.features_per_class, head.prototypes.shape[1]
     draws = torch.randn(5, 2 * per_class, dim, generator=torch.Generator().manual_seed(0))
@@ -385,7 +405,7 @@ def test_base_features_are_drawn_around_their_prototypes_when_no_rows_were_train
 
 
 def test_held_out_accuracy_is_that_of_the_calibrated_rows(weights):
-    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", calibration="mpcc")
+    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never", head="mpcc")
     clf.fit(*pictures(range(5), 6)).learn(*pictures([10], 5))
     assert clf.calibration_["held_out_accuracy"] > 0.9
     head = clf.knowledge_.method.head
@@ -397,11 +417,9 @@ def test_held_out_accuracy_is_that_of_the_calibrated_rows(weights):
 @pytest.mark.parametrize("calibration", ["mpcc", "closed_form", "prototypes"])
 @pytest.mark.parametrize("train", ["never", "always"])
 def test_single_pictures_work_or_are_refused_in_words(weights, train, calibration):
-    clf = FewShotClassifier(
-        backbone=BACKBONE, weights=weights, train=train, calibration=calibration, options=TINY_TRAINING
-    )
+    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, train=train, head=calibration, options=TINY_TRAINING)
     if calibration == "closed_form":
-        with pytest.raises(UserError, match="two pictures of some class.*--calibration prototypes"):
+        with pytest.raises(UserError, match="two pictures of some class.*--head prototypes"):
             clf.fit(*pictures(range(5), 1))
         second, name = pictures([0], 1, seed=7)
         images, names = pictures(range(5), 1)
@@ -476,7 +494,7 @@ def test_thumbnails_are_kept_only_by_choice_and_follow_every_change(model, weigh
     "change, message",
     [
         (dict(method="spm"), 'Did you mean "smp"'),
-        (dict(calibration="closed"), 'Did you mean "closed_form"'),
+        (dict(head="closed"), 'Did you mean "closed_form"'),
         (dict(train="yes"), "not one of auto, always, never"),
         (dict(false_rejection=2.0), "false_rejection is 2.0"),
         (dict(options={"epochz": 3}, train="always"), 'Did you mean "options.epochs"'),

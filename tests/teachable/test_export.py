@@ -30,7 +30,7 @@ def weights(tmp_path_factory):
 def fitted(weights, calibration):
     options = dict(epochs=1, rank=2, features_per_class=8, calibration_batch=16, calibration_epochs=1, lr=0.1)
     clf = FewShotClassifier(
-        backbone=BACKBONE, weights=weights, train="always", calibration=calibration, options=options, held_out=0.4
+        backbone=BACKBONE, weights=weights, train="always", head=calibration, options=options, held_out=0.4
     )
     return clf.fit(*pictures(range(5), 12)).learn(*pictures([10], 4))
 

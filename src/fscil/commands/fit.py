@@ -19,8 +19,8 @@ def fit(
     ] = None,
     weights: Annotated[str | None, typer.Option(metavar="FILE", help="Local safetensors file of the backbone.")] = None,
     embed: Annotated[bool, typer.Option("--embed", help="Put the backbone's weights into the model folder.")] = False,
-    calibration: Annotated[
-        str, typer.Option(help="auto, mpcc, prototypes, closed_form. auto: mpcc if trained on a GPU, else closed_form.")
+    head: Annotated[
+        str, typer.Option(help="See `fscil list heads`. auto: mpcc if smp is trained on a GPU, else closed_form.")
     ] = "auto",
     train: Annotated[
         str, typer.Option(help="auto, always, never. auto: from 10 classes with 20 pictures each on.")
@@ -29,7 +29,9 @@ def fit(
     held_out: Annotated[float, typer.Option(help="Share of the pictures that calibrate instead of training.")] = 0.1,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="options.NAME or transform.NAME; may be repeated."),
+        typer.Option(
+            "--set", "-s", metavar="KEY=VALUE", help="options.NAME, head.NAME or transform.NAME; may be repeated."
+        ),
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
     thumbnails: Annotated[
@@ -61,8 +63,11 @@ def fit(
     if ModelFolder(output).exists():
         raise UserError(f'--output "{output}" holds a model already; teach it with: fscil learn {output} {folder}')
     chosen = merge(*(parse_setting(text) for text in settings or []))
-    for key in chosen.keys() - {"options", "transform"}:
-        raise UserError(f'--set "{key}": only options.NAME and transform.NAME can be set here.')
+    for key in chosen.keys() - {"options", "head", "transform"}:
+        raise UserError(f'--set "{key}": only options.NAME, head.NAME and transform.NAME can be set here.')
+    of_head = chosen.get("head") or {}
+    if of_head and head == "auto":
+        raise UserError(f"--set head.{next(iter(of_head))} needs a head; choose one with --head NAME")
     from fscil.teachable.model import Teachable
 
     with notes():
@@ -70,7 +75,7 @@ def fit(
             method=method,
             backbone=backbone or PAPER_BACKBONE,
             weights=weights,
-            calibration=calibration,
+            head={"name": head, **of_head},
             train=train,
             options=chosen.get("options"),
             transform=chosen.get("transform"),

@@ -42,16 +42,14 @@ class CRanPAC(RanPAC):
         self.register_buffer("drawn_labels", torch.zeros(0, dtype=torch.int64, device=runtime.device))
 
     def learn(self, lesson: Lesson, before: Tensor) -> None:
-        """The draws replace those of the same class before, so the sums are those of everything seen."""
+        """Draws replace those of the same class before."""
+        super().learn(lesson, before)
         touched = torch.unique(lesson.labels)
-        gram = self.whole_gram() - self.contribution([int(c) for c in touched if before[c]])
-        super(RanPAC, self).learn(lesson, before)
         new = touched[touched >= self.base_classes]
         keep = ~torch.isin(self.drawn_labels, new)
         fresh = [self.draw(int(label), lesson.number) for label in new]
         self.drawn = torch.cat([self.drawn[keep], *fresh])
         self.drawn_labels = torch.cat([self.drawn_labels[keep], new.repeat_interleave(self.options.draws)])
-        self.gram = gram + self.contribution(touched.tolist())
 
     def drop(self, label: int, keep: Tensor) -> None:
         super().drop(label, keep)

@@ -10,7 +10,7 @@ gives classes the same weight: G = mean over classes of E_c[h hᵀ], Q_c = E_c[h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ class RanPAC(KeptFeatures):
     def __init__(self, dim: int, options: Any, runtime: Runtime):
         super().__init__(dim, options, runtime)
         self.register_buffer("ridge", torch.zeros((), dtype=torch.float64))
-        self.gram: Tensor | None = None  # Σ_c w_c Σ_i h hᵀ (M, M) of everything kept, worked out when first needed
+        self.base_gram: Tensor | None = None  # Σ_c w_c Σ_i h hᵀ (M, M) of the base classes, kept as long as they stay
 
     @property
     def projection(self) -> Tensor:
@@ -53,25 +53,24 @@ class RanPAC(KeptFeatures):
 
     def describe(self, lesson: Lesson) -> None:
         super().describe(lesson)
-        self.gram = self.contribution(range(lesson.classes))
+        self.base_gram = None
         self.choose_ridge(lesson)
 
     def learn(self, lesson: Lesson, before: Tensor) -> None:
-        touched = torch.unique(lesson.labels).tolist()
-        gram = self.whole_gram() - self.contribution([label for label in touched if before[label]])
         super().learn(lesson, before)
-        self.gram = gram + self.contribution(touched)
+        if bool((lesson.labels < self.base_classes).any()):
+            self.base_gram = None
         if self.options.form == "released":
             self.choose_ridge(lesson)
 
     def drop(self, label: int, keep: Tensor) -> None:
-        gram = self.whole_gram() - self.contribution([label])
+        if label < self.base_classes:
+            self.base_gram = None
         super().drop(label, keep)
-        self.gram = gram
 
-    def load_state(self, state: Any) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         super().load_state(state)
-        self.ridge, self.gram = self.ridge.cpu(), None
+        self.ridge, self.base_gram = self.ridge.cpu(), None
 
     def scores(self, features: Tensor) -> Tensor:
         weights = self.solved
@@ -81,7 +80,7 @@ class RanPAC(KeptFeatures):
         """(M, C)."""
         joint = torch.stack([self.projected(label).sum(0) * self.weight(label) for label in range(self.seen)], 1)
         scale = self.seen if self.options.form == "balanced" else 1
-        return ridge_weights(self.whole_gram() / scale, joint, float(self.ridge))
+        return ridge_weights(self.gram() / scale, joint, float(self.ridge))
 
     # ---- sums --------------------------------------------------------------------------------------------------------
     def class_features(self, label: int) -> Tensor:
@@ -106,10 +105,11 @@ class RanPAC(KeptFeatures):
                 total.addmm_(h.T, h, alpha=self.weight(label))
         return total
 
-    def whole_gram(self) -> Tensor:
-        if self.gram is None:
-            self.gram = self.contribution(range(self.seen))
-        return self.gram
+    def gram(self) -> Tensor:
+        """Always summed in the same order, so that a model that was loaded gives the same numbers."""
+        if self.base_gram is None:
+            self.base_gram = self.contribution(range(self.base_classes))
+        return self.base_gram + self.contribution(range(self.base_classes, self.seen))
 
     def choose_ridge(self, lesson: Lesson) -> None:
         """λ by the error on the last fifth of a task's images, in a keyed random order."""

@@ -23,12 +23,13 @@ class FewShotClassifier(Teachable, ClassifierMixin, BaseEstimator):
         A plain ViT of timm as "arch.tag", or one that ships with the package ("glyph_vit_a").
     weights : path, optional
         Local safetensors file of the backbone.
-    calibration : {"auto", "mpcc", "prototypes", "closed_form"}
-        How smp makes its classifier; "auto" is MPCC if `fit` trains on a GPU, else the closed form, which needs no
-        training.
+    head : str or dict
+        What makes a classifier of the features: a name of `fscil list heads`, or {"name": …, and its options}. "auto"
+        is MPCC if `fit` trains smp on a GPU, the closed form, which needs no training, on a CPU or without training,
+        and the method's own for other methods.
     train : {"auto", "always", "never"}
         Whether `fit` trains; "auto" does from 10 classes and 20 pictures per class on. Otherwise the backbone stays as
-        it is, and the classifier is the one of `calibration`, whatever the method.
+        it is, and the classifier is that of `head`, whatever the method.
     options : dict, optional
         Options of the method, such as {"epochs": 5}.
     transform : dict, optional

@@ -59,7 +59,7 @@ class Teachable:
         backbone: str | Backbone = registry.PAPER_BACKBONE,
         *,
         weights: str | os.PathLike | None = None,
-        calibration: str = "auto",
+        head: str | Mapping[str, Any] = "auto",
         train: str = "auto",
         options: Mapping[str, Any] | None = None,
         transform: Mapping[str, Any] | None = None,
@@ -76,7 +76,7 @@ class Teachable:
         self.method = method
         self.backbone = backbone
         self.weights = weights
-        self.calibration = calibration
+        self.head = head
         self.train = train
         self.options = options
         self.transform = transform
@@ -105,9 +105,7 @@ class Teachable:
             raise UserError(f'fit needs pictures of at least two classes; all are of "{names[0]}".')
         counts = Counter(labels)
         on_gpu = self.runtime_.device.type == "cuda"
-        plan = make_plan(
-            self.method, len(names), len(labels), self.train, self.calibration, self.options, on_gpu=on_gpu
-        )
+        plan = make_plan(self.method, len(names), len(labels), self.train, self.head, self.options, on_gpu=on_gpu)
         self.config_ = {
             "method": plan.method,
             "options": dict(plan.options),
@@ -117,6 +115,8 @@ class Teachable:
             "seed": self.seed,
             "parameters": {key: getattr(self, key) for key in KEPT_PARAMETERS},
         }
+        if plan.head:
+            self.config_["head"] = plan.head
         self.backbone_, self.transform_ = backbone, transform
         method = self._new_method()
         place = {name: number for number, name in enumerate(names)}
@@ -128,12 +128,12 @@ class Teachable:
         if plan.options.get("calibration") == "closed_form" and len(training) == len(names):
             raise UserError(
                 "the closed form needs two pictures of some class to learn from: it goes by how pictures of one class "
-                "differ. Add some, or pass --calibration prototypes (calibration='prototypes')."
+                "differ. Add some, or pass --head prototypes (head='prototypes')."
             )
         self.plan_ = plan.said(len(names), len(training), int(held.sum()))
         (self.note if plan.too_small else self.runtime_.display.line)(self.plan_)
         with method.remembering():
-            if plan.trains:
+            if plan.trains or plan.head:
                 method.fit_base(task)
             else:
                 fit_frozen(method, task, "shrinkage" not in (self.options or {}))

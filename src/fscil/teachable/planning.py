@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from fscil.teachable.unknown import KnownSpace
 TRAIN_FROM_CLASSES = 10  # a base set below either of these is not trained on:
 TRAIN_FROM_PICTURES = 20  # pictures per class on average
 TEACHING_VIEWS = 4  # augmented views per picture when a class is taught by MPCC
+OF_SMP = ("mpcc", "prototypes", "closed_form")  # heads that smp's own options describe
 FROZEN_OPTIONS = ("shrinkage", "correction", "views")  # those that mean something without training
 FROZEN_CLASSIFIERS = {
     "closed_form": "the closed form with a strongly shrunken covariance",
@@ -31,7 +32,7 @@ FROZEN_CLASSIFIERS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Method and complete options. Without training it is one of SMP's classifiers on the frozen backbone.
+    """Method, complete options and head. Without training it is a head on the frozen backbone.
 
     >>> plan = make_plan("smp", classes=60, pictures=30_000)
     >>> plan.said(classes=60, training=27_000, held=3_000)
@@ -42,12 +43,16 @@ class Plan:
     options: dict[str, Any]
     trains: bool
     too_small: bool  # there was not enough to train on, though nothing forbade it
+    head: dict[str, Any] = field(default_factory=dict)  # name and options; empty: the method's own
 
     def said(self, classes: int, training: int, held: int) -> str:
         size = f"{classes} classes, {training + held} pictures"
         if self.trains:
             return f"{size}: training {self.method} on {training}, {held} kept for calibration"
-        classifier = FROZEN_CLASSIFIERS[self.options["calibration"]]
+        if self.head:
+            classifier = f"the head {registry.head_entry(self.head['name']).title}"
+        else:
+            classifier = FROZEN_CLASSIFIERS[self.options["calibration"]]
         said = f"{size}: the backbone stays as it is, the classifier is {classifier}"
         if self.too_small:
             said += f" (training starts at {TRAIN_FROM_CLASSES} classes and {TRAIN_FROM_PICTURES} pictures per class)"
@@ -59,13 +64,17 @@ def make_plan(
     classes: int,
     pictures: int,
     train: str = "auto",
-    calibration: str = "auto",
+    head: str | Mapping[str, Any] = "auto",
     options: Mapping[str, Any] | None = None,
     on_gpu: bool = False,
 ) -> Plan:
     """What to do with a base set of this size; the other arguments are those of `fscil.FewShotClassifier`."""
     small = classes < TRAIN_FROM_CLASSES or pictures / classes < TRAIN_FROM_PICTURES
     trains = train == "always" or (train == "auto" and not small)
+    chosen_head = {"name": head} if isinstance(head, str) else dict(head)
+    calibration = chosen_head["name"]
+    if calibration != "auto" and (len(chosen_head) > 1 or calibration not in OF_SMP or (trains and method != "smp")):
+        return _with_head(method if trains else "frozen", options if trains else {}, chosen_head, trains, small, train)
     name = method if trains else "smp" if calibration == "mpcc" else "closed_form"
     entry, cls, chosen = registry.method_entry(name), registry.method_class(name), dict(options or {})
     if not trains:
@@ -80,6 +89,16 @@ def make_plan(
         chosen = {"calibration": usual if calibration == "auto" else calibration, "views": TEACHING_VIEWS, **chosen}
     complete = asdict(build(cls.Options, {**entry.options, **chosen}, "options."))
     return Plan(name, complete, trains, too_small=small and train == "auto")
+
+
+def _with_head(
+    method: str, options: Mapping[str, Any] | None, head: dict[str, Any], trains: bool, small: bool, train: str
+) -> Plan:
+    entry, cls = registry.method_entry(method), registry.method_class(method)
+    complete = asdict(build(cls.Options, {**entry.options, **(options or {})}, "options."))
+    name = head.pop("name")
+    options_of_head = build(registry.head_class(name).Options, {**registry.head_entry(name).options, **head}, "head.")
+    return Plan(method, complete, trains, small and train == "auto", {"name": name, **asdict(options_of_head)})
 
 
 def choose_held_out(labels: Tensor, share: float, runtime: Runtime) -> Tensor:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything else
 CPU_BATCH = 32  # pictures per forward pass on a CPU: larger batches leave its caches
 CHOICES = {
-    "calibration": ("auto", "mpcc", "prototypes", "closed_form"),
     "train": ("auto", "always", "never"),
 }
 BELOW = {"held_out": 0.5, "false_rejection": 1.0}
@@ -31,6 +30,9 @@ BELOW = {"held_out": 0.5, "false_rejection": 1.0}
 def check_parameters(clf: Teachable) -> None:
     """Refuses values that `fit` could make nothing of."""
     registry.method_entry(clf.method)
+    head = clf.head if isinstance(clf.head, str) else dict(clf.head).get("name", "")
+    if head != "auto":
+        registry.head_entry(head)
     for name, choices in CHOICES.items():
         value = getattr(clf, name)
         if value not in choices:
