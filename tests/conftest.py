@@ -49,7 +49,7 @@ def weights(tmp_path_factory):
     from safetensors.torch import save_file
     from timm.models.vision_transformer import VisionTransformer
 
-    from fscil.backbones.vit import GLYPH_VITS
+    from fscil.backbones.loading import GLYPH_VITS
 
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "random.safetensors"

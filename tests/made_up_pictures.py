@@ -16,7 +16,7 @@ def weights_file(folder: Path) -> Path:
     """Random weights of the package's small ViT, strong enough that features of different patterns differ."""
     from timm.models.vision_transformer import VisionTransformer
 
-    from fscil.backbones.vit import GLYPH_VITS
+    from fscil.backbones.loading import GLYPH_VITS
 
     with torch.random.fork_rng():
         torch.manual_seed(0)

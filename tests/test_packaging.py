@@ -64,7 +64,7 @@ def test_the_examples_of_contributing_work_from_another_package(tmp_path, monkey
     from timm.models.vision_transformer import VisionTransformer
 
     from fscil import cli, registry
-    from fscil.backbones.vit import GLYPH_VITS
+    from fscil.backbones.loading import GLYPH_VITS
     from fscil.experiments.run import load_results
 
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
+from fscil.backbones.huggingface import from_huggingface
+from fscil.backbones.loading import load_weights, make_backbone
 from fscil.backbones.lora import LoRA, initial_lora, project
-from fscil.backbones.vit import Backbone, from_huggingface, load_weights, make_backbone
+from fscil.backbones.vit import Backbone
 from fscil.errors import UserError
 from fscil.runtime import Runtime
 

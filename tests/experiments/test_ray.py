@@ -18,7 +18,7 @@ def weights_in(folder):
     from safetensors.torch import save_file
     from timm.models.vision_transformer import VisionTransformer
 
-    from fscil.backbones.vit import GLYPH_VITS
+    from fscil.backbones.loading import GLYPH_VITS
 
     torch.manual_seed(0)
     save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), folder / "w.safetensors")

@@ -11,7 +11,7 @@ import torch
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.errors import UserError
 from fscil.teachable.estimator import FewShotClassifier
-from fscil.teachable.export.all import export_onnx, export_peft, export_timm, folded_weights, to_huggingface
+from fscil.teachable.export.all import export_onnx, export_peft, export_timm, folded_weights
 from made_up_pictures import BACKBONE, pictures, weights_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.estimator.Notice", "ignore::DeprecationWarning")
@@ -95,7 +95,7 @@ def test_peft_loads_the_adapter_onto_the_hugging_face_vit(closed_form, tmp_path)
 
 
 def test_hugging_face_names_are_the_inverse_of_reading_them(closed_form):
-    from fscil.backbones.vit import from_huggingface
+    from fscil.backbones.huggingface import from_huggingface, to_huggingface
 
     vit = closed_form.backbone_.vit
     back = from_huggingface(to_huggingface(vit))

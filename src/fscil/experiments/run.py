@@ -32,7 +32,8 @@ import torch
 import fscil
 from fscil import registry
 from fscil._version import __version__
-from fscil.backbones.vit import Backbone, make_backbone
+from fscil.backbones.loading import make_backbone
+from fscil.backbones.vit import Backbone
 from fscil.config import (
     RunConfig,
     differences,

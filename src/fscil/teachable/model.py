@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from fscil import recipes, registry
-from fscil.backbones.vit import Backbone, make_backbone
+from fscil.backbones.loading import make_backbone
+from fscil.backbones.vit import Backbone
 from fscil.config import TransformConfig
 from fscil.data import cache_dir
 from fscil.data.pictures import (
