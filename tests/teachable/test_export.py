@@ -12,15 +12,10 @@ from fscil.data.pixels import ImageStore, Pixels
 from fscil.errors import UserError
 from fscil.teachable.estimator import FewShotClassifier
 from fscil.teachable.export.all import export_onnx, export_peft, export_timm, folded_weights
-from made_up_pictures import BACKBONE, pictures, weights_file
+from made_up_pictures import BACKBONE, pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.estimator.Notice", "ignore::DeprecationWarning")
 QUERIES = pictures([*range(5), 10, 30, 31], 2, seed=1)[0]
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return weights_file(tmp_path_factory.mktemp("weights"))
 
 
 def fitted(weights, calibration):
