@@ -18,7 +18,7 @@ import torch
 from common import environment
 from PIL import Image, ImageDraw, ImageFont
 
-from fscil.backbones.vit import make_backbone
+from fscil.backbones.loading import make_backbone
 from fscil.config import DataConfig, resolve
 from fscil.data.datasets import load_dataset
 from fscil.data.glyphs import class_name, font_path, glyph_classes

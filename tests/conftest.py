@@ -44,14 +44,7 @@ def fscil(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory):
-    """Random weights of the glyph backbone, for tests that look at the command, not at accuracy."""
-    import torch
-    from safetensors.torch import save_file
-    from timm.models.vision_transformer import VisionTransformer
+    """A file of random weights for the backbone glyph_vit_a: tests do not depend on what the shipped ones can do."""
+    from tiny_world import save_weights
 
-    from fscil.backbones.vit import GLYPH_VITS
-
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "random.safetensors"
-    save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), path)
-    return path
+    return save_weights(tmp_path_factory.mktemp("weights") / "random.safetensors")

@@ -1,33 +1,13 @@
-"""Pictures of made-up classes (a coloured pattern each, with noise) and a small random ViT that tells them apart."""
+"""Pictures of made-up classes: a coloured pattern each, with noise."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 BACKBONE = "glyph_vit_a"
-
-
-def weights_file(folder: Path) -> Path:
-    """Random weights of the package's small ViT, strong enough that features of different patterns differ."""
-    from timm.models.vision_transformer import VisionTransformer
-
-    from fscil.backbones.vit import GLYPH_VITS
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        vit = VisionTransformer(num_classes=0, **GLYPH_VITS[BACKBONE])
-    with torch.no_grad():
-        for block in vit.blocks:
-            block.mlp.fc1.weight.mul_(4)
-            block.attn.qkv.weight.mul_(4)
-    path = Path(folder) / "random_vit.safetensors"
-    save_file(vit.state_dict(), path)
-    return path
 
 
 def pictures(classes, count: int, seed: int = 0) -> tuple[list[np.ndarray], list[str]]:

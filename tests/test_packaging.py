@@ -56,15 +56,11 @@ def test_links_between_the_documents_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
-def test_the_examples_of_contributing_work_from_another_package(tmp_path, monkeypatch, capsys):
+def test_the_examples_of_contributing_work_from_another_package(weights, tmp_path, monkeypatch, capsys):
     """The code of the two pages, as a package of its own that is found by its entry points."""
-    import torch
     from PIL import Image
-    from safetensors.torch import save_file
-    from timm.models.vision_transformer import VisionTransformer
 
     from fscil import cli, registry
-    from fscil.backbones.vit import GLYPH_VITS
     from fscil.evaluation.results import load_results
 
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -87,9 +83,6 @@ def test_the_examples_of_contributing_work_from_another_package(tmp_path, monkey
             for copy in range(count):
                 colour = (80 * number + 20 * copy, 200 - 60 * number, 10 + copy)
                 Image.new("RGB", (50, 60), colour).save(tmp_path / "leaves" / part / name / f"{copy}.jpg")
-    weights = tmp_path / "random.safetensors"
-    torch.manual_seed(0)
-    save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), weights)
     monkeypatch.setenv("FSCIL_CACHE", str(tmp_path / "cache"))
     command = ["run", "--method", "nearest_mean", "--dataset", "leaves", "--data-root", tmp_path / "leaves", "--quiet"]
     command += ["--backbone", "glyph_vit_a", "--weights", weights, "--device", "cpu", "--output", tmp_path / "run"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from fscil import registry
+from fscil.backbones.loading import GLYPH_VITS
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
@@ -29,15 +32,31 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make_backbone(seed: int = 0, **changes: Any) -> Backbone:
+def make_vit(seed: int = 0, strong: bool = False, **changes: Any) -> VisionTransformer:
+    """timm's ViT in a small size. timm starts it so weak that features hardly depend on the image; not so `strong`."""
     shape = dict(img_size=SIZE, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0) | changes
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         vit = VisionTransformer(**shape)
         for weight in vit.parameters():
-            if weight.ndim > 1:  # timm starts so small that features hardly depend on the image
+            if strong and weight.ndim > 1:
                 torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
-        return Backbone(vit, "tiny")
+    return vit
+
+
+def make_backbone(seed: int = 0, **changes: Any) -> Backbone:
+    return Backbone(make_vit(seed, strong=True, **changes), "tiny")
+
+
+def save_weights(path: Path) -> Path:
+    """Random weights of the package's small ViT, strong enough that features of different pictures differ."""
+    vit = make_vit(**GLYPH_VITS["glyph_vit_a"])
+    with torch.no_grad():
+        for block in vit.blocks:
+            block.mlp.fc1.weight.mul_(4)
+            block.attn.qkv.weight.mul_(4)
+    save_file(vit.state_dict(), path)
+    return path
 
 
 def make_images(seed: int = 0) -> tuple[Pixels, Tensor]:

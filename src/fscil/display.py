@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fscil.runtime import Display
+
 T = TypeVar("T")
 SHOW_AFTER = 1.0  # seconds: quicker work shows no bar
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Progress on a terminal; silent elsewhere, so that logs and pipes stay clean. Bars nest: epochs, steps in them.
 
     >>> display = LiveDisplay(quiet=True)

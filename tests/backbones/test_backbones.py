@@ -6,26 +6,18 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.models.vision_transformer import VisionTransformer
 
+from fscil.backbones.huggingface import from_huggingface
+from fscil.backbones.loading import load_weights, make_backbone
 from fscil.backbones.lora import LoRA, initial_lora, project
-from fscil.backbones.vit import Backbone, from_huggingface, load_weights, make_backbone
+from fscil.backbones.vit import Backbone
 from fscil.errors import UserError
 from fscil.runtime import Runtime
+from tiny_world import make_vit
 
 
 def tiny(**changes):
-    torch.manual_seed(0)
-    settings = {
-        "img_size": 32,
-        "patch_size": 8,
-        "embed_dim": 24,
-        "depth": 3,
-        "num_heads": 2,
-        "num_classes": 0,
-        **changes,
-    }
-    return VisionTransformer(**settings).double().eval()
+    return make_vit(**{"img_size": 32, "embed_dim": 24, "depth": 3, **changes}).double().eval()
 
 
 def random_lora(depth=3, dim=24, rank=4, sets=2):
@@ -209,7 +201,7 @@ def test_hugging_face_names_load_into_timm(tmp_path):
                 named[f"{theirs}.{a}.{kind}"] = state[f"{ours}.{b}.{kind}"]
     assert set(from_huggingface(named)) == set(state)
     save_file({k: v.clone().contiguous() for k, v in named.items()}, tmp_path / "hf.safetensors")
-    other = VisionTransformer(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=0)
+    other = tiny(seed=1).float()
     load_weights(other, tmp_path / "hf.safetensors")
     torch.testing.assert_close(other(IMAGES.float()), vit(IMAGES.float()))
 

@@ -129,11 +129,11 @@ def test_bad_input_is_one_line_and_writes_nothing(fscil, weights, tmp_path, argu
 
 def test_weights_of_another_architecture_are_refused(fscil, tmp_path, tmp_path_factory):
     from safetensors.torch import save_file
-    from timm.models.vision_transformer import VisionTransformer
+
+    from tiny_world import make_vit
 
     path = tmp_path_factory.mktemp("other") / "other.safetensors"
-    other = VisionTransformer(img_size=48, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=0)
-    save_file(other.state_dict(), path)
+    save_file(make_vit(img_size=48, embed_dim=64).state_dict(), path)
     assert_one_line(fscil("run", "--weights", path), "another architecture")
     path.write_bytes(b"not tensors")
     assert_one_line(fscil("run", "--weights", path), "not a readable safetensors file")

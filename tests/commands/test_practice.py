@@ -19,12 +19,7 @@ from fscil.cli import app, main
 from fscil.errors import UserError
 from fscil.teachable import hub
 from fscil.teachable.folder import ModelFolder
-from made_up_pictures import BACKBONE, weights_file, write_folders
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return weights_file(tmp_path_factory.mktemp("weights"))
+from made_up_pictures import BACKBONE, write_folders
 
 
 @pytest.fixture(scope="module")

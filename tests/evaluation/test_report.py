@@ -21,12 +21,10 @@ VOID = {"meta", "link", "img", "br", "input", "hr", "use", "path"}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two finished runs, SMP and the baseline, on class folders of coloured noise."""
-    import torch
-    from timm.models.vision_transformer import VisionTransformer
-
     from fscil.backbones.vit import Backbone
     from fscil.config import resolve
     from fscil.experiments.run import run
+    from tiny_world import make_vit
 
     root = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
@@ -47,10 +45,8 @@ def runs(tmp_path_factory):
             runtime={"device": "cpu"},
             options={"epochs": 1, "rank": 2, "calibration_epochs": 1, "features_per_class": 8},
         )
-        torch.manual_seed(0)
-        vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0)
         folders.append(tmp_path_factory.mktemp("runs") / method)
-        run(config, folders[-1], backbone=Backbone(vit, "tiny"))
+        run(config, folders[-1], backbone=Backbone(make_vit(), "tiny"))
     return folders
 
 

@@ -23,20 +23,6 @@ from fscil.experiments.jobs import run_job
 from fscil.experiments.overview import last_lines
 from fscil.files import read_json, write_json
 
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    from safetensors.torch import save_file
-    from timm.models.vision_transformer import VisionTransformer
-
-    from fscil.backbones.vit import GLYPH_VITS
-
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "random.safetensors"
-    save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), path)
-    return str(path)
-
-
 TINY = ["data.base=6", "data.way=2", "data.tasks=2", "data.limit=3", "options.epochs=2", "options.lr=0.01"]
 MPCC = [*TINY, "options.views=1", "options.calibration_epochs=1"]
 
@@ -44,7 +30,9 @@ MPCC = [*TINY, "options.views=1", "options.calibration_epochs=1"]
 def tiny(method="smp", *settings, weights=None, seed=2023):
     """Float64, so that rounding decides no prediction."""
     chosen = [*(MPCC if method in ("smp", "miam", "mpcc", "baseline") else TINY), *settings, "runtime.precision=fp64"]
-    return resolve(method, "glyphs", None, chosen, seed=seed, weights=weights, runtime={"device": "cpu"})
+    return resolve(
+        method, "glyphs", None, chosen, seed=seed, weights=weights and str(weights), runtime={"device": "cpu"}
+    )
 
 
 # ---- what is planned -----------------------------------------------------------------------------------------------

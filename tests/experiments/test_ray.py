@@ -7,40 +7,28 @@ import sys
 import time
 
 import pytest
-import torch
 
 from fscil.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def weights_in(folder):
-    from safetensors.torch import save_file
-    from timm.models.vision_transformer import VisionTransformer
-
-    from fscil.backbones.vit import GLYPH_VITS
-
-    torch.manual_seed(0)
-    save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), folder / "w.safetensors")
-
-
-def compare(folder, *more):
-    command = [sys.executable, "-m", "fscil", "compare", "--methods", "smp,coda", "--weights", "w.safetensors"]
+def compare(folder, weights, *more):
+    command = [sys.executable, "-m", "fscil", "compare", "--methods", "smp,coda", "--weights", str(weights)]
     for setting in ("data.base=10", "data.way=2", "data.tasks=2", "options.epochs=8"):
         command += ["--set", setting]
     command += ["--limit", "20", "--device", "cpu", *more]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the_same(tmp_path):
+def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the_same(weights, tmp_path):
     pytest.importorskip("ray")
     from fscil.experiments.claims import owner_of
 
-    weights_in(tmp_path)
-    local = compare(tmp_path, "-o", "local")
+    local = compare(tmp_path, weights, "-o", "local")
     assert local.wait(600) == 0, local.stderr.read()
 
-    cluster = compare(tmp_path, "-o", "ray", "--engine", "ray", "--cpus", "1")
+    cluster = compare(tmp_path, weights, "-o", "ray", "--engine", "ray", "--cpus", "1")
     killed = None
     deadline = time.time() + 600
     while killed is None:

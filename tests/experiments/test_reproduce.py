@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from fscil.errors import UserError
 from fscil.evaluation import paper
@@ -186,17 +185,10 @@ def test_missing_runs_are_said_and_the_rest_is_made(tmp_path):
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_makes_what_it_names(tmp_path):
-    from safetensors.torch import save_file
-    from timm.models.vision_transformer import VisionTransformer
-
-    from fscil.backbones.vit import GLYPH_VITS
-
-    torch.manual_seed(0)
-    save_file(VisionTransformer(num_classes=0, **GLYPH_VITS["glyph_vit_a"]).state_dict(), tmp_path / "w.safetensors")
+def test_the_command_makes_what_it_names(weights, tmp_path):
     document = tmp_path / "R.md"
     document.write_text("<!-- fscil:calibration-glyphs -->\n<!-- /fscil:calibration-glyphs -->\n")
-    command = ["reproduce", "calibration", "fisher", "--fast", "--limit", "3", "--weights", "w.safetensors"]
+    command = ["reproduce", "calibration", "fisher", "--fast", "--limit", "3", "--weights", str(weights)]
     command += ["--set", "data.base=6", "--set", "data.way=2", "--set", "data.tasks=1", "--set", "options.epochs=1"]
     command += ["-o", "grid", "--markdown", "R.md", "--device", "cpu"]
     done = subprocess.run([sys.executable, "-m", "fscil", *command], cwd=tmp_path, capture_output=True, text=True)

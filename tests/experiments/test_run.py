@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from fscil import registry
@@ -27,6 +26,7 @@ from fscil.experiments import run as protocol
 from fscil.experiments import run_folder
 from fscil.files import load_tensors, read_json
 from fscil.methods.base import Method
+from tiny_world import make_vit
 
 BASE, WAY, TASKS = 4, 2, 2
 
@@ -110,10 +110,7 @@ def tiny(monkeypatch):
 
 
 def tiny_backbone():
-    torch.manual_seed(0)
-    return Backbone(
-        VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0), "tiny"
-    )
+    return Backbone(make_vit(), "tiny")
 
 
 def tiny_stream(seed=0):

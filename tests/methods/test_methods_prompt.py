@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch.nn import functional as F
 
 from fscil.backbones.prompts import as_prefix, insert_prompts, lookup, run_deep
@@ -24,6 +23,7 @@ from fscil.methods.coda import CodaPrompt
 from fscil.methods.dualprompt import DualPrompt
 from fscil.methods.l2p import L2P
 from fscil.runtime import Runtime, Shelf
+from tiny_world import make_vit
 
 DIM, DEPTH, PATCHES = 16, 3, 4
 SMALL = {
@@ -52,11 +52,9 @@ class Box(Shelf):
 
 @pytest.fixture(scope="module")
 def backbone() -> Backbone:
+    vit = make_vit(embed_dim=DIM, depth=DEPTH)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        vit = VisionTransformer(
-            img_size=16, patch_size=8, embed_dim=DIM, depth=DEPTH, num_heads=2, num_classes=0, qkv_bias=True
-        )
         for parameter in vit.parameters():  # timm starts biases and positions at zero, which would hide mistakes
             torch.nn.init.normal_(parameter, std=0.3)
     return Backbone(vit, "tiny").prepare(Runtime(dtype=torch.float64))

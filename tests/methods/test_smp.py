@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from timm.models.vision_transformer import VisionTransformer
 
 import reference_smp as reference
 from fscil.backbones.lora import initial_lora
@@ -20,6 +19,7 @@ from fscil.methods.represented import view_key
 from fscil.methods.smp.method import SMP, SMPOptions
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
+from tiny_world import make_vit
 
 DIM, DEPTH, RANK, BASE = 16, 2, 3, 4
 RUNTIME = Runtime(dtype=torch.float64)
@@ -27,9 +27,7 @@ RUNTIME = Runtime(dtype=torch.float64)
 
 @pytest.fixture(scope="module")
 def vit():
-    torch.manual_seed(0)
-    model = VisionTransformer(img_size=16, patch_size=8, embed_dim=DIM, depth=DEPTH, num_heads=2, num_classes=0)
-    return model.double()
+    return make_vit(embed_dim=DIM, depth=DEPTH).double()
 
 
 @pytest.fixture(scope="module")

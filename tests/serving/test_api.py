@@ -23,7 +23,7 @@ from PIL import Image
 from fscil.cli import main
 from fscil.serving.host import Host, Limits
 from fscil.teachable.model import Teachable
-from made_up_pictures import BACKBONE, pictures, weights_file
+from made_up_pictures import BACKBONE, pictures
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::fscil.teachable.recognition.Notice")]
 httpx = pytest.importorskip("httpx")
@@ -35,9 +35,9 @@ TOKEN = "a-token-that-nobody-guesses"
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory):
+def original(weights, tmp_path_factory):
     root = tmp_path_factory.mktemp("model")
-    clf = Teachable(backbone=BACKBONE, weights=weights_file(root), device="cpu")
+    clf = Teachable(backbone=BACKBONE, weights=weights, device="cpu")
     return clf.fit(*pictures(range(4), 6)).save(root / "birds", embed=True)
 
 

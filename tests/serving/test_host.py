@@ -17,15 +17,15 @@ from fscil.errors import UserError
 from fscil.serving import host as hosting
 from fscil.serving.host import Host, Limits
 from fscil.teachable.model import Teachable
-from made_up_pictures import BACKBONE, pictures, weights_file
+from made_up_pictures import BACKBONE, pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.recognition.Notice")
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory):
+def original(weights, tmp_path_factory):
     root = tmp_path_factory.mktemp("model")
-    clf = Teachable(backbone=BACKBONE, weights=weights_file(root), device="cpu", thumbnails=2)
+    clf = Teachable(backbone=BACKBONE, weights=weights, device="cpu", thumbnails=2)
     return clf.fit(*pictures(range(4), 6)).save(root / "birds", embed=True)
 
 

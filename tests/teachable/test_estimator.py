@@ -21,16 +21,11 @@ from fscil.errors import UserError
 from fscil.heads.embeddings import gaussian_features
 from fscil.teachable.estimator import FewShotClassifier, Notice
 from fscil.teachable.knowledge import Knowledge
-from made_up_pictures import BACKBONE, pictures, weights_file, write_folders
+from made_up_pictures import BACKBONE, pictures, write_folders
 from tiny_world import SMALL, make_backbone
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.estimator.Notice")
 TINY_TRAINING = dict(epochs=1, rank=2, features_per_class=8, calibration_batch=16, calibration_epochs=1)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return weights_file(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")

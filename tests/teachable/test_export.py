@@ -14,17 +14,12 @@ from fscil.errors import UserError
 from fscil.teachable.estimator import FewShotClassifier
 from fscil.teachable.export.onnx import export_onnx
 from fscil.teachable.export.parts import folded_weights
-from fscil.teachable.export.peft import export_peft, to_huggingface
+from fscil.teachable.export.peft import export_peft
 from fscil.teachable.export.timm import export_timm
-from made_up_pictures import BACKBONE, pictures, weights_file
+from made_up_pictures import BACKBONE, pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.estimator.Notice", "ignore::DeprecationWarning")
 QUERIES = pictures([*range(5), 10, 30, 31], 2, seed=1)[0]
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return weights_file(tmp_path_factory.mktemp("weights"))
 
 
 def fitted(weights, calibration):
@@ -99,7 +94,7 @@ def test_peft_loads_the_adapter_onto_the_hugging_face_vit(closed_form, tmp_path)
 
 
 def test_hugging_face_names_are_the_inverse_of_reading_them(closed_form):
-    from fscil.backbones.vit import from_huggingface
+    from fscil.backbones.huggingface import from_huggingface, to_huggingface
 
     vit = closed_form.backbone_.vit
     back = from_huggingface(to_huggingface(vit))

@@ -18,15 +18,10 @@ from fscil.errors import UserError
 from fscil.teachable import folder as model_folder
 from fscil.teachable.estimator import FewShotClassifier
 from fscil.teachable.folder import ModelFolder, Version
-from made_up_pictures import BACKBONE, pictures, weights_file
+from made_up_pictures import BACKBONE, pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.estimator.Notice")
 QUERIES = pictures([*range(4), 10, 11], 2, seed=1)[0]
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return weights_file(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Low-rank adapters on the key and value projections of a frozen ViT (methods.md 3.1; paper Eq. 2-4).
+"""Low-rank adapters on the key and value projections of a frozen ViT (paper Eq. 2-4).
 
 For each block and each of k, v an adapter adds  x (B A)ᵀ  to the frozen projection; q is never touched. Several sets of
 adapters run as *streams* of one pass: their tensors are stacked along a set axis, the frozen weights see one larger
@@ -72,8 +72,7 @@ def initial_lora(
     init: str = "sparse",
     dtype: torch.dtype = torch.float32,
 ) -> LoRA:
-    """Fresh adapters, every set identical (methods.md 3.1): A Kaiming-uniform, B zero or with one small entry per
-    column (9.4)."""
+    """Fresh adapters, every set identical: A Kaiming-uniform, B zero or with one small entry per column."""
     bound = 1 / math.sqrt(dim)  # kaiming_uniform with a = √5 on fan-in d
     A = (torch.rand(depth, 1, 2, rank, dim, generator=generator, dtype=torch.float64) * 2 - 1) * bound
     B = torch.zeros(depth, 1, 2, dim, rank, dtype=torch.float64)

@@ -14,7 +14,6 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +21,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fscil.backbones.lora import KVLinear, LoRA
-from fscil.errors import UserError, nearest
+from fscil.errors import UserError
 
 Prefix = Callable[[int], tuple[Tensor, Tensor] | None]  # block -> (keys, values), each (B, heads, length, head_dim)
-
-GLYPH_VITS = {
-    "glyph_vit_a": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
-    "glyph_vit_b": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
-}
 
 
 class Backbone(nn.Module):
@@ -251,142 +245,6 @@ def attend(
     out = F.scaled_dot_product_attention(q, k, v, scale=attn.scale)
     out = getattr(attn, "norm", nn.Identity())(out.transpose(1, 2).reshape(batch, -1, width))
     return attn.proj_drop(attn.proj(out))
-
-
-def make_backbone(
-    name: str, weights: str | Path | None = None, image_size: int | None = None, pretrained: bool = True
-) -> Backbone:
-    """A frozen backbone by name: one of the package's glyph ViTs, or any plain timm ViT as `arch.tag`.
-
-    `weights` names a local safetensors file in timm or Hugging Face ViT naming; `pretrained=False` gives random
-    weights (speed measurements).
-    """
-    if name in GLYPH_VITS:
-        return _glyph_backbone(name, weights)
-    import timm
-
-    architecture, _, tag = name.partition(".")
-    if not timm.is_model(architecture):
-        choices = [*GLYPH_VITS, *timm.list_models("*vit*"), *timm.list_models("deit*")]
-        raise UserError(f'backbone "{name}" is not a timm model.{nearest(architecture, choices)}')
-    if pretrained and weights is None and not tag:
-        tags = timm.list_pretrained(f"{architecture}.*")
-        raise UserError(
-            f'backbone "{name}" has no tag, and different weights share that name; write one of: '
-            f"{', '.join(tags) or '(none published)'}."
-        )
-    known = timm.list_pretrained(f"{architecture}.*")
-    if tag and name not in known:
-        raise UserError(f'backbone "{name}" has an unknown weights tag "{tag}".{nearest(name, known)}')
-    options = dict(num_classes=0) | ({"img_size": image_size} if image_size else {})
-    try:
-        if pretrained and weights is None:
-            _require_hub(timm.get_pretrained_cfg(name).hf_hub_id)
-        vit = timm.create_model(name, pretrained=pretrained and weights is None, **options)
-    except Exception as problem:  # the hub raises many kinds of errors when it cannot be reached
-        if weights is None and pretrained:
-            raise UserError(
-                f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the '
-                f"safetensors file of timm/{name} on this machine and pass --weights FILE, connect once so "
-                "that it is cached, or choose another --backbone."
-            ) from None
-        raise
-    if weights is not None:
-        load_weights(vit, weights)
-    config = vit.pretrained_cfg
-    plain = "augreg" in tag  # every prompt/LoRA code of the field feeds these [0, 1] (methods.md 2.5)
-    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (config["mean"], config["std"])
-    return Backbone(vit, name, mean, std)
-
-
-def _require_hub(repo: str) -> None:
-    """Fails at once, where the hub's own retries take a minute, when weights are neither cached nor within reach."""
-    import socket
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies
-
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    if not isinstance(try_to_load_from_cache(repo, "model.safetensors"), str) and not getproxies():
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-
-
-def load_weights(vit: nn.Module, path: str | Path) -> None:
-    """Loads a safetensors file in timm or Hugging Face ViT naming strictly, leaving out its classification head."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(path)
-    except FileNotFoundError:
-        raise UserError(f'--weights "{path}" does not exist.') from None
-    except (SafetensorError, OSError) as problem:
-        raise UserError(f'--weights "{path}" is not a readable safetensors file ({problem}).') from None
-    if any(".encoder.layer." in key or key.startswith("encoder.layer.") for key in tensors):
-        tensors = from_huggingface(tensors)
-    wanted = vit.state_dict()
-    tensors = {
-        k: v for k, v in tensors.items() if k in wanted or not k.startswith(("head.", "head_dist.", "pre_logits."))
-    }
-    missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
-    shapes = [k for k in wanted if k in tensors and tensors[k].shape != wanted[k].shape]
-    if missing or extra or shapes:
-        details = [f"lacks {missing[0]}"] if missing else []
-        details += [f"holds {extra[0]}, which the model has not"] if extra else []
-        details += (
-            [f"{shapes[0]} is {tuple(tensors[shapes[0]].shape)} where {tuple(wanted[shapes[0]].shape)} is needed"]
-            if shapes
-            else []
-        )
-        raise UserError(
-            f'--weights "{path}" is of another architecture: it {"; ".join(details)}. '
-            "Choose the backbone it was made for."
-        )
-    vit.load_state_dict({k: v.to(wanted[k].dtype) for k, v in tensors.items()})
-
-
-def from_huggingface(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Renames the tensors of a Hugging Face ViTModel to timm's names, fusing query, key and value."""
-    tensors = {k.removeprefix("vit."): v for k, v in tensors.items()}
-    top = {
-        "embeddings.cls_token": "cls_token",
-        "embeddings.position_embeddings": "pos_embed",
-        "embeddings.patch_embeddings.projection.": "patch_embed.proj.",
-        "layernorm.": "norm.",
-    }
-    inner = {
-        "layernorm_before.": "norm1.",
-        "layernorm_after.": "norm2.",
-        "attention.output.dense.": "attn.proj.",
-        "intermediate.dense.": "mlp.fc1.",
-        "output.dense.": "mlp.fc2.",
-    }
-    renamed: dict[str, Tensor] = {}
-    for key, value in tensors.items():
-        if key.startswith("encoder.layer."):
-            layer, _, rest = key.removeprefix("encoder.layer.").partition(".")
-            if rest.startswith("attention.attention.query."):
-                kind = rest.rpartition(".")[2]
-                parts = [tensors[key.replace(".query.", f".{p}.")] for p in ("query", "key", "value")]
-                renamed[f"blocks.{layer}.attn.qkv.{kind}"] = torch.cat(parts)
-            for old, new in inner.items():
-                if rest.startswith(old):
-                    renamed[f"blocks.{layer}.{new}{rest.removeprefix(old)}"] = value
-        for old, new in top.items():
-            if key.startswith(old):
-                renamed[new + key.removeprefix(old)] = value
-    return renamed
-
-
-def _glyph_backbone(name: str, weights: str | Path | None) -> Backbone:
-    from importlib.resources import as_file, files
-
-    from timm.models.vision_transformer import VisionTransformer
-
-    vit = VisionTransformer(num_classes=0, **GLYPH_VITS[name])
-    with as_file(files("fscil.backbones") / "weights" / f"{name}.safetensors") as shipped:
-        load_weights(vit, weights or shipped)
-    return Backbone(vit, name)
 
 
 def _check_plain(vit: nn.Module, name: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fscil.errors import UserError
 from fscil.text import percent
 
 if TYPE_CHECKING:
@@ -50,22 +49,6 @@ def read_head(path: Path) -> Head:
     from fscil.teachable.folder import ModelFolder
 
     return ModelFolder(path).read()
-
-
-def expand(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are, folders as the pictures in them."""
-    from fscil.data.decode import SUFFIXES
-
-    files: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-            if not inside:
-                raise UserError(f'the folder "{path}" holds no pictures.')
-            files += inside
-        else:
-            files.append(path)
-    return files
 
 
 def print_json(data: Any) -> None:

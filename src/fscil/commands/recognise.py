@@ -40,7 +40,8 @@ def predict(
 
     `fscil predict birds photos/unsorted --csv > labels.csv`
     """
-    from fscil.commands._shared import columns, expand, notes, open_model, print_json
+    from fscil.commands._shared import columns, notes, open_model, print_json
+    from fscil.data.pictures import expand
     from fscil.errors import UserError
 
     if as_json and as_csv:

@@ -40,22 +40,20 @@ def learn(
 
     `fscil learn birds --class heron --add more/*.jpg`
     """
-    from fscil.commands._shared import event_line, expand, notes, open_model
+    from fscil.commands._shared import event_line, notes, open_model
     from fscil.commands._shared import read_head as read
     from fscil.errors import UserError
 
     if name is None and (len(pictures) != 1 or not pictures[0].is_dir()):
         raise UserError("give one folder with a folder per class, or pictures together with --class NAME.")
     known = {str(info["name"]): info["pictures"] for info in read(model).current.record["classes"]}
+    from fscil.data.pictures import class_folders, expand, label_name
+
     if name is not None:
-        files, labels = expand(pictures), None
+        files = expand(pictures)
         labels = [name] * len(files)
     else:
-        from fscil.data.pictures import class_folders
-
         files, labels = class_folders(pictures[0])
-    from fscil.data.pictures import label_name
-
     again = sorted({str(label_name(label)) for label in labels} & known.keys())
     if again and not add and sys.stdin.isatty():
         said = ", ".join(f'"{label}" ({known[label]} pictures)' for label in again)

@@ -1,4 +1,7 @@
-"""Pictures as people have them (files, folders, Pillow images, arrays, tensors, datasets) in one uint8 store."""
+"""Pictures as people have them (files, folders, Pillow images, arrays, tensors, datasets) in one uint8 store.
+
+Every walk through folders of pictures is here, so that all parts see the same files.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,25 @@ class Pictures:
         return len(self.kept)
 
 
+def folders_in(root: str | os.PathLike) -> list[Path]:
+    """The folders directly in `root`, sorted; hidden ones are passed over."""
+    root = Path(root)
+    return sorted(path for path in root.iterdir() if path.is_dir() and _shown(path.name)) if root.is_dir() else []
+
+
+def files_in(root: str | os.PathLike) -> list[Path]:
+    """All pictures in a folder and below, by suffix, sorted; what is hidden is passed over (macOS leaves ._a.jpg)."""
+    found: list[Path] = []
+    for where, folders, names in os.walk(root):
+        folders[:] = filter(_shown, folders)  # os.walk goes into those that are left
+        found += [Path(where, name) for name in filter(_shown, names)]
+    return sorted(file for file in found if file.suffix.lower() in SUFFIXES)
+
+
+def _shown(name: str) -> bool:
+    return not name.startswith(".")
+
+
 def class_folders(root: str | os.PathLike) -> tuple[list[Path], list[str]]:
     """Files and class names of a folder that holds one folder of pictures per class.
 
@@ -46,21 +68,25 @@ def class_folders(root: str | os.PathLike) -> tuple[list[Path], list[str]]:
     root = Path(root).expanduser()
     if not root.is_dir():
         raise UserError(f'"{root}" is not a folder; give a folder with one folder of pictures per class.')
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not folders:
+    by_class = {folder.name: files_in(folder) for folder in folders_in(root)}
+    if not by_class:
         hint = " (it holds pictures itself: move them into a folder named like their class)" if files_in(root) else ""
         raise UserError(f'"{root}" holds no class folders{hint}.')
-    by_class = {folder.name: files_in(folder) for folder in folders}
     for name, files in by_class.items():
         if not files:
             raise UserError(f'the class folder "{root / name}" holds no pictures; add some or remove it.')
     return [file for files in by_class.values() for file in files], [name for name in by_class for _ in by_class[name]]
 
 
-def files_in(folder: str | os.PathLike) -> list[Path]:
-    """All pictures in a folder and below, by suffix, sorted."""
-    found = (Path(where, name) for where, _, names in os.walk(folder) for name in names if not name.startswith("."))
-    return sorted(file for file in found if file.suffix.lower() in SUFFIXES)
+def expand(paths: Iterable[Path]) -> list[Path]:
+    """Files as they are, folders as the pictures in them."""
+    files: list[Path] = []
+    for path in paths:
+        inside = files_in(path) if path.is_dir() else [path]
+        if not inside:
+            raise UserError(f'the folder "{path}" holds no pictures.')
+        files += inside
+    return files
 
 
 def label_name(label: Any) -> Label:

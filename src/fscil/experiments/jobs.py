@@ -65,7 +65,7 @@ def _run_cell(job: Job, display: Any) -> bool:
 
 def _train_streams(job: Job, display: Any) -> bool:
     """Several cells' adapter sets in one pass over the base task; they end up on the shelf."""
-    from fscil.backbones.vit import make_backbone
+    from fscil.backbones.loading import make_backbone
     from fscil.data.datasets import load_dataset
     from fscil.data.stream import make_stream
     from fscil.experiments import run as protocol

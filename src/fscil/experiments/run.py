@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fscil.backbones.vit import Backbone, make_backbone
+from fscil.backbones.loading import make_backbone
+from fscil.backbones.vit import Backbone
 from fscil.config import RunConfig
 from fscil.data.datasets import Dataset, load_dataset
 from fscil.data.stream import Stream, Task, make_stream

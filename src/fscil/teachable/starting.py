@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fscil import recipes, registry
-from fscil.backbones.vit import Backbone, make_backbone
+from fscil.backbones.loading import make_backbone
+from fscil.backbones.vit import Backbone
 from fscil.config import TransformConfig
 from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,30 +161,18 @@ def saved_split(dataset: str, config: DataConfig) -> Manifest | None:
     return manifest
 
 
-def class_folders(root: Path, pattern: re.Pattern | None = None) -> list[Path]:
-    if not root.is_dir():
-        return []
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    return [path for path in folders if pattern is None or pattern.fullmatch(path.name)]
-
-
 def is_pack(root: Path) -> bool:
     """Whether a folder holds train/ and test/, each with class folders."""
-    return all(class_folders(root / split) for split in (TRAIN, TEST))
+    from fscil.data.pictures import folders_in
+
+    return all(folders_in(root / split) for split in (TRAIN, TEST))
 
 
-def scan(root: Path, folders: Iterable[Path]) -> dict[str, list[str]]:
+def images_by_class(root: Path, folders: Iterable[Path]) -> dict[str, list[str]]:
     """{class: sorted paths relative to root} of the images in each class folder and below."""
-    from fscil.data.decode import SUFFIXES
+    from fscil.data.pictures import files_in
 
-    by_class = {}
-    for class_folder in folders:
-        files = (
-            Path(where, name) for where, _, names in os.walk(class_folder) for name in names if not name.startswith(".")
-        )
-        images = (file for file in files if file.suffix.lower() in SUFFIXES)
-        by_class[class_folder.name] = sorted(file.relative_to(root).as_posix() for file in images)
-    return by_class
+    return {folder.name: sorted(file.relative_to(root).as_posix() for file in files_in(folder)) for folder in folders}
 
 
 def manifest_by(
@@ -201,9 +187,11 @@ def manifest_by(
 
 def pack_manifest(dataset: str, root: Path) -> Manifest:
     """The manifest of train/ and test/, each holding class folders."""
+    from fscil.data.pictures import folders_in
+
     by_class: dict[str, list[str]] = {}
     for split in (TRAIN, TEST):
-        for name, paths in scan(root, class_folders(root / split)).items():
+        for name, paths in images_by_class(root, folders_in(root / split)).items():
             by_class.setdefault(name, []).extend(paths)
     return manifest_by(by_class, dataset, "pack", lambda path: path.startswith(f"{TRAIN}/"))
 

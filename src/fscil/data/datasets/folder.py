@@ -9,16 +9,16 @@ from fscil.config import DataConfig
 from fscil.data.datasets.common import (
     Dataset,
     choose,
-    class_folders,
     csv_rows,
     file_dataset,
+    images_by_class,
     is_pack,
     manifest_by,
     pack_manifest,
     saved_split,
-    scan,
 )
 from fscil.data.manifests import TEST, TRAIN, Manifest, stratified_split
+from fscil.data.pictures import folders_in
 from fscil.errors import UserError
 
 
@@ -41,7 +41,7 @@ def folder(config: DataConfig) -> Dataset:
         manifest = pack_manifest("folder", root)
     else:
         choose("folder", config.split, ("stratified", "80-20"))
-        by_class = {name: paths for name, paths in scan(root, class_folders(root)).items() if paths}
+        by_class = {name: paths for name, paths in images_by_class(root, folders_in(root)).items() if paths}
         if not by_class:
             raise UserError(f'--data-root "{root}" holds no class folders with images')
         manifest = stratified_split("folder", by_class, config.test_fraction)

@@ -13,17 +13,17 @@ from fscil.config import DataConfig
 from fscil.data.datasets.common import (
     Dataset,
     choose,
-    class_folders,
     file_dataset,
+    images_by_class,
     is_pack,
     locate,
     manifest_by,
     pack_manifest,
     saved_split,
-    scan,
 )
 from fscil.data.downloads import Archive
 from fscil.data.manifests import TEST, TRAIN, Manifest, stratified_split
+from fscil.data.pictures import folders_in
 from fscil.errors import UserError
 
 ARCHIVE = Archive(
@@ -38,7 +38,7 @@ def imagenet_r(config: DataConfig) -> Dataset:
         "imagenet_r",
         config,
         archives=(ARCHIVE,),
-        is_here=lambda folder: bool(class_folders(folder, WORDNET_ID)) or is_pack(folder),
+        is_here=lambda folder: bool(_wordnet_folders(folder)) or is_pack(folder),
         inside=("", "imagenet-r"),
         expected="the folder imagenet-r with its 200 folders named by WordNet id (n01443537, …) or its official "
         "archive",
@@ -49,7 +49,7 @@ def imagenet_r(config: DataConfig) -> Dataset:
         choose("imagenet_r", config.split, ("pack",))
         manifest = pack_manifest("imagenet_r", root)
     else:
-        by_class = scan(root, class_folders(root, WORDNET_ID))
+        by_class = images_by_class(root, _wordnet_folders(root))
         if len(by_class) != 200:
             raise UserError(
                 f'"{root}" has {len(by_class)} WordNet folders, not the 200 of ImageNet-R; for a part of it use '
@@ -66,6 +66,10 @@ def imagenet_r(config: DataConfig) -> Dataset:
         else:
             manifest = stratified_split("imagenet_r", by_class, config.test_fraction)
     return file_dataset(manifest, root, config, base=100, way=10)
+
+
+def _wordnet_folders(root: Path) -> list[Path]:
+    return [folder for folder in folders_in(root) if WORDNET_ID.fullmatch(folder.name)]
 
 
 def read_coda_lists(split_file: str | os.PathLike) -> dict[str, list[str]]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from fscil.backbones.huggingface import to_huggingface
 from fscil.backbones.vit import Backbone
 from fscil.errors import UserError
 from fscil.files import atomic_write
@@ -112,36 +113,3 @@ def _huggingface_config(vit: nn.Module) -> dict[str, Any]:
         "num_channels": 3,
         "qkv_bias": block.attn.qkv.bias is not None,
     }
-
-
-def to_huggingface(vit: nn.Module) -> dict[str, Tensor]:
-    """timm's tensors under the names of published Hugging Face ViTs: the inverse of `from_huggingface`."""
-    top = {
-        "cls_token": "embeddings.cls_token",
-        "pos_embed": "embeddings.position_embeddings",
-        "patch_embed.proj.": "embeddings.patch_embeddings.projection.",
-        "norm.": "layernorm.",
-    }
-    inner = {
-        "norm1.": "layernorm_before.",
-        "norm2.": "layernorm_after.",
-        "attn.proj.": "attention.output.dense.",
-        "mlp.fc1.": "intermediate.dense.",
-        "mlp.fc2.": "output.dense.",
-    }
-    renamed: dict[str, Tensor] = {}
-    for name, value in vit.state_dict().items():
-        value = value.detach().float().cpu()
-        if name.startswith("blocks."):
-            _, layer, rest = name.split(".", 2)
-            if rest.startswith("attn.qkv."):
-                kind = rest.rpartition(".")[2]
-                for part, tensor in zip(("query", "key", "value"), value.chunk(3)):
-                    renamed[f"encoder.layer.{layer}.attention.attention.{part}.{kind}"] = tensor.clone()
-                continue
-            old, new = next((old, new) for old, new in inner.items() if rest.startswith(old))
-            renamed[f"encoder.layer.{layer}.{new}{rest.removeprefix(old)}"] = value
-        else:
-            old, new = next((old, new) for old, new in top.items() if name.startswith(old))
-            renamed[new + name.removeprefix(old)] = value
-    return renamed

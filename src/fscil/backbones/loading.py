@@ -1,0 +1,119 @@
+"""Backbones by name, and their weights: shipped with the package, published by timm, or in a file of the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from fscil.backbones.huggingface import from_huggingface
+from fscil.backbones.vit import Backbone
+from fscil.errors import UserError, nearest
+
+GLYPH_VITS = {
+    "glyph_vit_a": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
+    "glyph_vit_b": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
+}
+
+
+def make_backbone(
+    name: str, weights: str | Path | None = None, image_size: int | None = None, pretrained: bool = True
+) -> Backbone:
+    """A frozen backbone by name: one of the package's glyph ViTs, or any plain timm ViT as `arch.tag`.
+
+    `weights` names a local safetensors file in timm or Hugging Face ViT naming; `pretrained=False` gives random
+    weights (speed measurements).
+    """
+    if name in GLYPH_VITS:
+        return _glyph_backbone(name, weights)
+    import timm
+
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        choices = [*GLYPH_VITS, *timm.list_models("*vit*"), *timm.list_models("deit*")]
+        raise UserError(f'backbone "{name}" is not a timm model.{nearest(architecture, choices)}')
+    if pretrained and weights is None and not tag:
+        tags = timm.list_pretrained(f"{architecture}.*")
+        raise UserError(
+            f'backbone "{name}" has no tag, and different weights share that name; write one of: '
+            f"{', '.join(tags) or '(none published)'}."
+        )
+    known = timm.list_pretrained(f"{architecture}.*")
+    if tag and name not in known:
+        raise UserError(f'backbone "{name}" has an unknown weights tag "{tag}".{nearest(name, known)}')
+    options = dict(num_classes=0) | ({"img_size": image_size} if image_size else {})
+    try:
+        if pretrained and weights is None:
+            _require_hub(timm.get_pretrained_cfg(name).hf_hub_id)
+        vit = timm.create_model(name, pretrained=pretrained and weights is None, **options)
+    except Exception as problem:  # the hub raises many kinds of errors when it cannot be reached
+        if weights is None and pretrained:
+            raise UserError(
+                f'the weights of backbone "{name}" could not be fetched ({type(problem).__name__}). Put the '
+                f"safetensors file of timm/{name} on this machine and pass --weights FILE, connect once so "
+                "that it is cached, or choose another --backbone."
+            ) from None
+        raise
+    if weights is not None:
+        load_weights(vit, weights)
+    config = vit.pretrained_cfg
+    plain = "augreg" in tag  # every prompt and LoRA code of the field feeds these [0, 1]
+    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (config["mean"], config["std"])
+    return Backbone(vit, name, mean, std)
+
+
+def _glyph_backbone(name: str, weights: str | Path | None) -> Backbone:
+    from importlib.resources import as_file, files
+
+    from timm.models.vision_transformer import VisionTransformer
+
+    vit = VisionTransformer(num_classes=0, **GLYPH_VITS[name])
+    with as_file(files("fscil.backbones") / "weights" / f"{name}.safetensors") as shipped:
+        load_weights(vit, weights or shipped)
+    return Backbone(vit, name)
+
+
+def _require_hub(repo: str) -> None:
+    """Fails at once, where the hub's own retries take a minute, when weights are neither cached nor within reach."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if not isinstance(try_to_load_from_cache(repo, "model.safetensors"), str) and not getproxies():
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+
+
+def load_weights(vit: nn.Module, path: str | Path) -> None:
+    """Loads a safetensors file in timm or Hugging Face ViT naming strictly, leaving out its classification head."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise UserError(f'--weights "{path}" does not exist.') from None
+    except (SafetensorError, OSError) as problem:
+        raise UserError(f'--weights "{path}" is not a readable safetensors file ({problem}).') from None
+    if any(".encoder.layer." in key or key.startswith("encoder.layer.") for key in tensors):
+        tensors = from_huggingface(tensors)
+    wanted = vit.state_dict()
+    tensors = {
+        k: v for k, v in tensors.items() if k in wanted or not k.startswith(("head.", "head_dist.", "pre_logits."))
+    }
+    missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    shapes = [k for k in wanted if k in tensors and tensors[k].shape != wanted[k].shape]
+    if missing or extra or shapes:
+        details = [f"lacks {missing[0]}"] if missing else []
+        details += [f"holds {extra[0]}, which the model has not"] if extra else []
+        details += (
+            [f"{shapes[0]} is {tuple(tensors[shapes[0]].shape)} where {tuple(wanted[shapes[0]].shape)} is needed"]
+            if shapes
+            else []
+        )
+        raise UserError(
+            f'--weights "{path}" is of another architecture: it {"; ".join(details)}. '
+            "Choose the backbone it was made for."
+        )
+    vit.load_state_dict({k: v.to(wanted[k].dtype) for k, v in tensors.items()})
