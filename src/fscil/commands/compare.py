@@ -207,7 +207,7 @@ def work(todo: Sequence[Job], engine: Engine, quiet: bool) -> Overview:
 def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, quiet: bool) -> None:
     """Tables on the screen, as CSV, Markdown and LaTeX, and in a document."""
     from fscil.display import output_console
-    from fscil.evaluation.tables import print_table, render, write_table
+    from fscil.evaluation.rendering import print_table, render, write_table
     from fscil.experiments.comparison import PARTS, splice
 
     console = output_console()

@@ -70,7 +70,8 @@ def reproduce(
     `fscil reproduce main curves --dataset cifar100 --data-root data/cifar --engine ray --gpus 0.25`
     """
     from fscil.display import output_console
-    from fscil.evaluation.tables import Table, print_table, render
+    from fscil.evaluation.rendering import print_table, render
+    from fscil.evaluation.tables import Table
     from fscil.experiments.comparison import check_places, load_cells, parse_seeds, splice, split_names
     from fscil.experiments.engines import default_jobs
     from fscil.experiments.grid import plan

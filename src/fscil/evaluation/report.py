@@ -21,6 +21,7 @@ from fscil.display import duration
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
 from fscil.evaluation.metrics import task_bounds
+from fscil.evaluation.rendering import format_value, row_label
 from fscil.evaluation.sessions import SessionColumn, columns_of
 from fscil.files import atomic_write, load_tensors, read_json
 
@@ -113,7 +114,7 @@ def _plain_table(table: tables.Table) -> dict[str, Any]:
     def cell(value: tables.Value | None, column: tables.Column) -> dict[str, Any]:
         if value and column.detail:  # the figure shows the spread of single tasks
             value = replace(value, spread=None)
-        return {"text": tables.format_value(value, column) if value else "", "bold": bool(value and value.bold)}
+        return {"text": format_value(value, column) if value else "", "bold": bool(value and value.bold)}
 
     return {
         "title": table.title,
@@ -121,7 +122,7 @@ def _plain_table(table: tables.Table) -> dict[str, Any]:
         "columns": [column.title for column in table.columns.values()],
         "rows": [
             {
-                "label": tables.row_label(row),
+                "label": row_label(row),
                 "kind": row.kind,
                 "cells": [cell(row.values.get(key), column) for key, column in table.columns.items()],
             }

@@ -325,7 +325,8 @@ def make_artefacts(
 
     Returns the tables and charts by experiment and name, and a line for everything that could not be made whole.
     """
-    from fscil.evaluation.tables import Table, write_table
+    from fscil.evaluation.rendering import write_table
+    from fscil.evaluation.tables import Table
     from fscil.experiments.grid import cell_name
 
     made, problems = {}, []
@@ -360,7 +361,8 @@ def make_artefacts(
 
 def write_index(request: Request, made: Mapping[str, Mapping[str, Any]], folder: Path) -> Path:
     """One page with every table and figure."""
-    from fscil.evaluation.tables import Table, dataset_title, render
+    from fscil.evaluation.rendering import render
+    from fscil.evaluation.tables import Table, dataset_title
     from fscil.files import atomic_write
 
     titles = ", ".join(dataset_title(dataset) for dataset in request.datasets)
