@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,9 +17,10 @@ from typing import Any
 import yaml
 
 from fscil import recipes, registry
-from fscil.config import RunConfig, build, flatten, resolve
+from fscil.config import RunConfig, build, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
+from fscil.experiments.api import as_settings
 from fscil.experiments.grid import Job
 from fscil.files import atomic_write
 
@@ -114,11 +114,6 @@ def parse_variants(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
             raise UserError(f'--vary "{text}": write it as KEY=VALUE,VALUE, for example --vary data.shots=1,5,10')
         axes.append([(key.strip(), value) for value in values])
     return tuple(dict(combination) for combination in itertools.product(*axes))
-
-
-def as_settings(values: Mapping[str, Any]) -> list[str]:
-    """Nested or dotted settings as `--set` texts."""
-    return [f"{key}={json.dumps(value)}" for key, value in flatten(values).items()]
 
 
 # ---- results -------------------------------------------------------------------------------------------------------
