@@ -166,7 +166,6 @@ def compare(
             if missing
             else []
         )
-        remarks += ["Reduced runs (--fast)."] if spec.fast else []
         show(comparison_tables(results, remarks), output / name, markdown, name, quiet)
     end(overview)
 

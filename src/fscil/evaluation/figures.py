@@ -39,7 +39,8 @@ from fscil.evaluation.charts import (
     style,
     subplots,
 )
-from fscil.evaluation.tables import Groups, Result, Value, metric, over_seeds
+from fscil.evaluation.limits import changed_settings, reductions
+from fscil.evaluation.tables import Groups, Result, Value, dataset_title, method_title, metric, over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 
 
 def accuracy_curve(result: Result, path: str | Path | None = None, stamp: str = "") -> Chart:
-    """One run: accuracy on all seen classes after every task, and on base and new classes apart."""
+    """One run: accuracy on all seen classes after every task, and on base and new classes apart; its title says where
+    it was limited, the line below it which settings are not the recipe's."""
     sessions = result["sessions"]
     lines = {
         "all classes": ("accuracy", VERMILLION, "-", "o"),
@@ -80,8 +82,12 @@ def accuracy_curve(result: Result, path: str | Path | None = None, stamp: str = 
         axes.set_xlabel("task, and classes seen after it")
         axes.set_ylabel("top-1 accuracy (%)")
         axes.margins(x=0.05)
+        config = result["config"]
+        title = f"{method_title(config['method'])} on {dataset_title(config['dataset'])}, seed {config['seed']}"
+        axes.set_title("\n".join([title, *reductions(result)]))
         figure.legend(loc="outside upper center", ncols=3)
-    return finish(figure, rows, path, stamp)
+        changed = "; ".join(changed_settings(result).values())
+    return finish(figure, rows, path, stamp or changed)
 
 
 def accuracy_curves(panels: Mapping[str, Groups], path: str | Path | None = None, stamp: str = "") -> Chart:

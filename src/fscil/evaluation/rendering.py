@@ -34,7 +34,7 @@ def format_value(value: Value, column: Column, bold: tuple[str, str] = ("", ""))
 
 def row_label(row: Row) -> str:
     """What stands in front of a row."""
-    return f"{row.label}, paper" if row.kind == "paper" else row.label
+    return f"{row.label}, paper" if row.kind == "paper" else f"{row.label}{'*' if row.limits else ''}"
 
 
 def to_markdown(table: Table) -> str:
@@ -59,7 +59,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Unrounded numbers; every column that has a spread or an interval is followed by it."""
+    """Unrounded numbers; every column that has a spread or an interval is followed by it. What is limited says so."""
     keys: list[tuple[str, str]] = []
     for key in table.columns:
         values = [row.values[key] for row in table.rows if key in row.values]
@@ -78,12 +78,12 @@ def to_csv(table: Table) -> str:
 
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    note = ["note"] if table.stamp else []
+    limited, stamped = any(row.limits for row in table.rows), bool(table.stamp)
     names = [k if which == "mean" else f"{k}_{which}" for k, which in keys]
-    writer.writerow([table.header.lower(), "kind", *names, *note])
+    writer.writerow([table.header.lower(), "kind", *names, *["limits"] * limited, *["note"] * stamped])
     for row in table.rows:
         numbers = [part(row.values.get(key), which) for key, which in keys]
-        writer.writerow([row.label, row.kind, *numbers, *([table.stamp] if note else [])])
+        writer.writerow([row.label, row.kind, *numbers, *[row.limits] * limited, *[table.stamp] * stamped])
     return stream.getvalue()
 
 

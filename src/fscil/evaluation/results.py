@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fscil.config import with_later_settings
 from fscil.display import percent
 from fscil.errors import UserError
+from fscil.evaluation.limits import limits
 from fscil.evaluation.sessions import session_table
 from fscil.files import read_json
 
@@ -31,6 +32,11 @@ class Results:
     confusion: list[list[int]]  # of the last session: rows are true classes, columns predictions
 
     @property
+    def limits(self) -> list[str]:
+        """How it differs from its recipe: images left out, settings changed; empty where it does not."""
+        return limits(self.to_dict())
+
+    @property
     def title(self) -> str:
         return f"{self.config['method']} on {self.config['dataset']}, seed {self.config['seed']}"
 
@@ -45,7 +51,9 @@ class Results:
 
     def rich_table(self) -> Table:
         averaging = self.config.get("evaluation", {}).get("hacc", "group")
-        return session_table(self.sessions, self.summary, averaging, self.title)
+        table = session_table(self.sessions, self.summary, averaging, self.title)
+        table.caption = "\n".join([str(table.caption), *(["; ".join(self.limits)] if self.limits else [])])
+        return table
 
     def to_dict(self) -> dict[str, Any]:
         """What results.json holds."""
@@ -53,7 +61,8 @@ class Results:
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {percent(self.summary[name])}" for name in ("A_avg", "A_final"))
-        return f"<Results: {self.title}: {figures} after {len(self.sessions)} sessions; {self.folder}>"
+        marks = "".join(f" ({text})" for text in self.limits)
+        return f"<Results: {self.title}{marks}: {figures} after {len(self.sessions)} sessions; {self.folder}>"
 
 
 def load_results(folder: str | Path) -> Results:

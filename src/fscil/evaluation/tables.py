@@ -49,6 +49,7 @@ class Row:
     label: str
     values: Mapping[str, Value]
     kind: str = "ours"  # "ours", "paper" or "margin"
+    limits: str = ""  # how its runs differ from their recipes: it is then marked, and a note of the table says why
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fscil.config import RunConfig, differences, resolve
+from fscil.config import RunConfig, resolve
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
+from fscil.evaluation.limits import changes
 
 MARGINS = (0.05, 0.10, 0.15, 0.20, 0.25)
 SHOTS = (1, 5, 10, 20)
@@ -302,9 +303,7 @@ class Request:
             for dataset in self.datasets:
                 for variant in experiment.variants.values():
                     full, fast = (self.config(dataset, self.seeds[0], variant, fast=how) for how in (False, True))
-                    for text in differences(full, fast):
-                        key, _, values = text.partition(": ")
-                        before, _, after = values.partition(" -> ")
+                    for key, before, after in changes(full, fast):
                         said_so = f"{after} instead of {before}" if before != "null" else after
                         name = NAMES.get(key) or key.rpartition(".")[2]
                         changed.setdefault(name, {})[said_so] = None

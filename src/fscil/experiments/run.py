@@ -81,6 +81,7 @@ def run(
             backbone = make_backbone(config.backbone, config.weights, config.transform.size)
         transform = make_transform(config.transform, backbone)
         config = _filled(config, transform, dataset, place)
+        usual = {f"data.{name}": getattr(dataset, name) for name in ("base", "way", "shots")} if dataset else {}
         if resume:
             check_same(folder, config)
         if dataset is not None:
@@ -89,7 +90,7 @@ def run(
         cls = registry.method_class(config.method)
         method: Method = cls(backbone, build(cls.Options, config.options, "options."), place)
 
-        record = RunRecord(folder, config, stream, place)
+        record = RunRecord(folder, config, stream, place, usual)
         if resume:
             record.reopen(method)
         elif place.is_main:
