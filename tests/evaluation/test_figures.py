@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fscil.errors import UserError
-from fscil.evaluation import figures, paper
+from fscil.evaluation import charts, figures, paper
 from fscil.evaluation.metrics import confusion
 from fscil.evaluation.tables import group_runs
 from made_up_runs import made_up_result
@@ -149,10 +149,10 @@ def test_inline_svg_follows_the_page_and_keeps_its_ids_to_itself():
         value[1:] for e in root.iter() for key, value in e.attrib.items() if key.endswith("href") if value[0] == "#"
     ]
     assert used and set(used) <= set(ids)
-    assert "currentColor" in svg and figures.INK not in svg and "var(--line" in svg
+    assert "currentColor" in svg and charts.INK not in svg and "var(--line" in svg
 
 
 def test_many_methods_stay_tellable_apart():
     labels = [*paper.TITLES.values(), *(f"mine {i}" for i in range(6))]
-    looks = figures._looks(labels)
+    looks = charts.looks_of(labels)
     assert len(set(looks.values())) == len(labels)

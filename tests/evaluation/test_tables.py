@@ -11,6 +11,7 @@ from scipy import stats
 from fscil.errors import UserError
 from fscil.evaluation import paper
 from fscil.evaluation.metrics import harmonic
+from fscil.evaluation.rendering import print_table, render, write_table
 from fscil.evaluation.tables import (
     difference_table,
     group_runs,
@@ -18,9 +19,6 @@ from fscil.evaluation.tables import (
     metric_table,
     over_seeds,
     paired_difference,
-    print_table,
-    render,
-    write_table,
 )
 from made_up_runs import made_up_result
 

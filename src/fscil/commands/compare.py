@@ -102,6 +102,7 @@ def compare(
     """
     from fscil.errors import UserError
     from fscil.evaluation.results import find_runs
+    from fscil.experiments.api import place_flags
     from fscil.experiments.comparison import (
         GridSpec,
         check_places,
@@ -146,7 +147,15 @@ def compare(
         )
     if markdown is not None:
         check_places(markdown, [f"{name}-{dataset}" for dataset in spec.datasets])
-    flags = run_flags(backbone, weights, data_root, limit, device, precision, tensorboard)
+    flags = place_flags(
+        backbone=backbone,
+        weights=weights,
+        data_root=data_root,
+        limit=limit,
+        device=device,
+        precision=precision,
+        tensorboard=tensorboard,
+    )
     todo = plan(output, spec.configs(**flags))
     overview = work(todo, engine_of(engine, jobs, address, cpus, gpus, memory), quiet)
     results = list(load_cells(todo).values())
@@ -157,27 +166,8 @@ def compare(
             if missing
             else []
         )
-        remarks += ["Reduced runs (--fast)."] if spec.fast else []
         show(comparison_tables(results, remarks), output / name, markdown, name, quiet)
     end(overview)
-
-
-def run_flags(
-    backbone: str | None,
-    weights: str | None,
-    data_root: str | None,
-    limit: int | None,
-    device: str | None,
-    precision: str | None,
-    tensorboard: bool,
-) -> dict[str, Any]:
-    """Command-line options as `config.resolve` takes them."""
-    groups = {
-        "data": {"root": data_root, "limit": limit},
-        "runtime": {"device": device, "precision": precision, "tensorboard": tensorboard or None},
-    }
-    nested = {group: {k: v for k, v in values.items() if v is not None} or None for group, values in groups.items()}
-    return {"backbone": backbone, "weights": weights, **nested}
 
 
 def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, memory: Any) -> Engine:
@@ -207,7 +197,7 @@ def work(todo: Sequence[Job], engine: Engine, quiet: bool) -> Overview:
 def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, quiet: bool) -> None:
     """Tables on the screen, as CSV, Markdown and LaTeX, and in a document."""
     from fscil.display import output_console
-    from fscil.evaluation.tables import print_table, render, write_table
+    from fscil.evaluation.rendering import print_table, render, write_table
     from fscil.experiments.comparison import PARTS, splice
 
     console = output_console()

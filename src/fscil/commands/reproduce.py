@@ -70,7 +70,9 @@ def reproduce(
     `fscil reproduce main curves --dataset cifar100 --data-root data/cifar --engine ray --gpus 0.25`
     """
     from fscil.display import output_console
-    from fscil.evaluation.tables import Table, print_table, render
+    from fscil.evaluation.rendering import print_table, render
+    from fscil.evaluation.tables import Table
+    from fscil.experiments.api import place_flags
     from fscil.experiments.comparison import check_places, load_cells, parse_seeds, splice, split_names
     from fscil.experiments.engines import default_jobs
     from fscil.experiments.grid import plan
@@ -82,7 +84,15 @@ def reproduce(
         parse_seeds(seeds or ("1" if fast else str(SEEDS))),
         fast,
         settings or [],
-        shared.run_flags(backbone, weights, data_root, limit, device, precision, tensorboard),
+        place_flags(
+            backbone=backbone,
+            weights=weights,
+            data_root=data_root,
+            limit=limit,
+            device=device,
+            precision=precision,
+            tensorboard=tensorboard,
+        ),
         second_backbone,
         second_weights,
     )

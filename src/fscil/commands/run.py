@@ -79,41 +79,36 @@ def run(
 
     `fscil run --resume runs/glyphs-smp-seed2023-1`
     """
-    from fscil.config import read_config, resolve
     from fscil.display import LiveDisplay, output_console
     from fscil.errors import UserError
-    from fscil.evaluation.sessions import session_table
+    from fscil.experiments import run as protocol
+    from fscil.experiments.api import configure
+    from fscil.experiments.run_folder import new_folder
 
-    flags: dict[str, Any] = {"backbone": backbone, "weights": weights, "seed": seed}
-    nested = {
-        "data": {
-            "root": data_root,
-            "limit": limit,
-            "shots_file": shots_file,
-            "store": store,
-            "skip_bad": skip_bad or None,
-        },
-        "runtime": {"device": device, "precision": precision, "tensorboard": tensorboard or None},
-    }
-    for group, values in nested.items():
-        flags[group] = {key: value for key, value in values.items() if value is not None} or None
-    chosen = {key: value for key, value in {"method": method, "dataset": dataset, **flags}.items() if value is not None}
-
-    if resume is not None:
-        if output is not None:
-            raise UserError("--resume and --output exclude each other: a resumed run stays in its folder")
-        stored = _stored(resume, read_config)
-        if recipe or fast:
-            raise UserError("--resume takes the settings of the run folder; leave --recipe and --fast out")
-        config = _on_top(stored, settings or [], chosen)
-    else:
-        config = resolve(recipe=recipe, settings=settings or [], fast=fast, **chosen)
+    if resume is not None and output is not None:
+        raise UserError("--resume and --output exclude each other: a resumed run stays in its folder")
+    config = configure(
+        method,
+        dataset,
+        settings=settings or [],
+        recipe=recipe,
+        fast=fast,
+        resume=resume,
+        backbone=backbone,
+        weights=weights,
+        seed=seed,
+        limit=limit,
+        data_root=data_root,
+        shots_file=shots_file,
+        store=store,
+        skip_bad=skip_bad,
+        device=device,
+        precision=precision,
+        tensorboard=tensorboard,
+    )
 
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one talks
     display = LiveDisplay(quiet=quiet or not first)
-    from fscil.experiments import run as protocol
-    from fscil.experiments.run_folder import new_folder
-
     folder = resume or output or new_folder(config)
     try:
         with stoppable():
@@ -126,26 +121,8 @@ def run(
         raise typer.Exit(130) from None
     if not first:
         return
-    averaging = config.evaluation.hacc
-    title = f"{config.method} on {config.dataset}, seed {config.seed}"
-    output_console().print(session_table(results.sessions, results.summary, averaging, title))
+    output_console().print(results.rich_table())
     print(f"results in {results.folder}")
-
-
-def _stored(folder: Path, read_config):
-    from fscil.errors import UserError
-
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f'--resume "{folder}": not a run folder (no config.yaml in it)')
-    return read_config(folder / "config.yaml")
-
-
-def _on_top(stored, settings: list[str], chosen: dict[str, Any]):
-    """The stored configuration with what the command line says again; the protocol refuses real differences."""
-    from fscil.config import complete
-    from fscil.strict import merge, parse_setting
-
-    return complete(merge(stored.to_dict(), *(parse_setting(text) for text in settings), chosen))
 
 
 @contextlib.contextmanager

@@ -7,222 +7,50 @@ Every function returns a `Chart`, which saves PNG, SVG and PDF with its data as 
 
 from __future__ import annotations
 
-import csv
-import html
-import io
-import re
-import textwrap
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fscil.errors import UserError
 from fscil.evaluation import paper
-from fscil.evaluation.tables import Groups, Result, Value, metric, over_seeds
+from fscil.evaluation.charts import (
+    BLUE,
+    COLUMN,
+    GREEN,
+    INK,
+    ORANGE,
+    PAGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Chart,
+    band,
+    bars,
+    cut_axis,
+    finish,
+    legend_of_looks,
+    legend_paper,
+    looks_of,
+    row_of,
+    shades_of,
+    spread_labels,
+    style,
+    subplots,
+)
+from fscil.evaluation.limits import changed_settings, reductions
+from fscil.evaluation.tables import Groups, Result, Value, dataset_title, method_title, metric, over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COLUMN, PAGE = 3.5, 7.16  # inches: one column and the full width of a two-column page
-
-# Okabe and Ito's palette: distinguishable with every common kind of colour vision
-BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
-INK, FAINT = "#262626", "#d4d4d4"  # text and grid; the report lets them follow its colour scheme
-
-_PAGE_COLOURS = {INK: "currentColor", FAINT: f"var(--line, {FAINT})"} | {
-    colour: f"var(--{name}, {colour})" for name, colour in (("blue", BLUE), ("sky", SKY), ("green", GREEN))
-}
-
-# A method looks the same in every figure: colour, line, marker. SMP alone is vermillion and thick.
-_LOOKS: dict[str, tuple[str, str, str]] = {
-    "SMP": (VERMILLION, "-", "o"),
-    "Baseline": (INK, "--", "s"),
-    "CLOM": (BLUE, "-", "^"),
-    "ASP": (GREEN, "-", "D"),
-    "ADBS": (PURPLE, "-", "v"),
-    "TEEN": (ORANGE, "-", "s"),
-    "CEC": (SKY, "-", "h"),
-    "FACT": (BLUE, "--", "p"),
-    "iCaRL": (GREEN, "--", "<"),
-    "FOSTER": (PURPLE, "--", ">"),
-    "L2P": (ORANGE, ":", "^"),
-    "DualP": (SKY, ":", "v"),
-    "CodaP": (BLUE, ":", "D"),
-    "L2P+": (ORANGE, "--", "^"),
-    "DualP+": (SKY, "--", "v"),
-    "CodaP+": (GREEN, ":", "D"),
-    "MIAM + closed form": (INK, "-", "*"),
-}
-_SPARE = [(c, line, m) for line, m in (("-.", "d"), ("-.", "8")) for c in (BLUE, ORANGE, GREEN, PURPLE, SKY, INK)]
-
-
-def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str, str]]:
-    strangers = [label for label in labels if label not in _LOOKS]
-    return {label: _LOOKS.get(label) or _SPARE[strangers.index(label) % len(_SPARE)] for label in dict.fromkeys(labels)}
-
-
-@contextmanager
-def style():
-    """Matplotlib settings of every figure, for the length of a `with` block; the Agg canvas, never a window."""
-    import matplotlib
-
-    settings = {
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 8,
-        "axes.titlesize": 8.5,
-        "axes.titleweight": "bold",
-        "axes.titlepad": 7,
-        "axes.labelsize": 8,
-        "axes.labelpad": 3,
-        "xtick.labelsize": 7.5,
-        "ytick.labelsize": 7.5,
-        "legend.fontsize": 7.5,
-        "legend.frameon": False,
-        "legend.handlelength": 2.2,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "axes.linewidth": 0.7,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "grid.color": FAINT,
-        "grid.linewidth": 0.6,
-        "xtick.major.width": 0.7,
-        "ytick.major.width": 0.7,
-        "xtick.major.size": 3,
-        "ytick.major.size": 3,
-        "lines.linewidth": 1.4,
-        "lines.markersize": 4.2,
-        "axes.unicode_minus": True,
-        "figure.dpi": 100,
-        "savefig.dpi": 300,
-        "pdf.fonttype": 42,  # text stays text
-        "svg.fonttype": "path",
-        "svg.hashsalt": "fscil",  # the same data gives the same file
-        "figure.constrained_layout.use": True,
-    }
-    with matplotlib.rc_context(settings):
-        yield
-
-
-def _subplots(rows: int = 1, columns: int = 1, size: tuple[float, float] = (COLUMN, 2.5)) -> tuple[Figure, np.ndarray]:
-    """A figure with a grid of axes, without pyplot's global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size)
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-@dataclass
-class Chart:
-    """A drawn figure and the numbers behind it."""
-
-    figure: Figure
-    rows: list[dict[str, Any]]
-    stamp: str = ""  # what was reduced, printed on the figure and in every row of the CSV
-
-    def save(self, path: str | Path) -> list[Path]:
-        """Write `path`.png, .svg, .pdf and .csv; returns the four paths."""
-        from fscil.files import atomic_write
-
-        written = []
-        for suffix in ("png", "svg", "pdf"):
-            target = Path(f"{path}.{suffix}")
-            atomic_write(target, self.rendered(suffix))
-            written.append(target)
-        target = Path(f"{path}.csv")
-        atomic_write(target, self.csv())
-        return [*written, target]
-
-    def rendered(self, suffix: str) -> bytes:
-        stream = io.BytesIO()
-        undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[suffix]
-        with style():
-            self.figure.savefig(stream, format=suffix, metadata=undated, facecolor="white")
-        return stream.getvalue()
-
-    def inline_svg(self, name: str, description: str = "") -> str:
-        """SVG for a page: transparent, text and grid in the page's own colours; `name` keeps its ids apart."""
-        stream = io.StringIO()
-        with style():
-            self.figure.savefig(stream, format="svg", metadata={"Date": None}, transparent=True)
-        svg = re.sub(r"^.*?(?=<svg )|<metadata>.*?</metadata>", "", stream.getvalue(), flags=re.DOTALL)
-        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-        for colour, token in _PAGE_COLOURS.items():
-            svg = re.sub(colour, token, svg, flags=re.IGNORECASE)  # matplotlib writes lower case
-        tag, rest = svg.split(">", 1)
-        width = float(re.search(r'width="([\d.]+)pt"', tag)[1])
-        tag = re.sub(r' (width|height)="[^"]*"', "", tag)
-        label = html.escape(description, quote=True)
-        size = f"width:100%;max-width:{1.25 * width:.0f}pt;height:auto"
-        return f'{tag} role="img" aria-label="{label}" style="{size}">{rest}'
-
-    def csv(self) -> str:
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        stream = io.StringIO()
-        writer = csv.DictWriter(stream, [*names, *(["note"] if self.stamp else [])], lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows:
-            shown = {key: f"{value:.10g}" if isinstance(value, float) else value for key, value in row.items()}
-            writer.writerow({**shown, **({"note": self.stamp} if self.stamp else {})})
-        return stream.getvalue()
-
-
-def _finish(figure: Figure, rows: list[dict[str, Any]], path: str | Path | None, stamp: str) -> Chart:
-    if stamp:
-        width, height = figure.get_size_inches()
-        lines = textwrap.wrap(stamp, int(width * 72 / 3.3))  # a letter at 6 points is about 3.3 wide
-        figure.set_size_inches(width, height + 0.11 * len(lines))
-        figure.supxlabel("\n".join(lines), fontsize=6, color="#767676", x=0.01, ha="left")
-    chart = Chart(figure, rows, stamp)
-    if path is not None:
-        chart.save(path)
-    return chart
-
-
-def _band(axes: Axes, x: Sequence[float], values: Sequence[Value | None], colour: str, line: str = "-", **kw) -> None:
-    """A line of means with a band of one standard deviation where there are several seeds."""
-    present = [(position, value) for position, value in zip(x, values) if value is not None]
-    if not present:
-        return
-    at, means = [position for position, _ in present], np.array([value.mean for _, value in present])
-    spread = np.array([value.spread or 0.0 for _, value in present])
-    kw = {"markeredgecolor": "white", "markeredgewidth": 0.5, **kw}
-    axes.plot(at, means, line, color=colour, **kw)
-    if spread.any():
-        axes.fill_between(at, means - spread, means + spread, color=colour, alpha=0.15, linewidth=0, zorder=0.5)
-
-
-def _row(value: Value | None, **where: Any) -> dict[str, Any]:
-    return {**where, "mean": None if value is None else value.mean, "std": None if value is None else value.spread}
-
-
-def _cut_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Limits that show differences between bars: the axis starts below the smallest bar, not at zero."""
-    low, high = min(values), max(values)
-    span = max(high - low, 1.0)
-    axes.set_ylim(max(0.0, low - 0.6 * span), high + 0.06 * span)
-
 
 # -------------------------------------------------------------------------------------------------------------- curves
 
 
 def accuracy_curve(result: Result, path: str | Path | None = None, stamp: str = "") -> Chart:
-    """One run: accuracy on all seen classes after every task, and on base and new classes apart."""
+    """One run: accuracy on all seen classes after every task, and on base and new classes apart; its title says where
+    it was limited, the line below it which settings are not the recipe's."""
     sessions = result["sessions"]
     lines = {
         "all classes": ("accuracy", VERMILLION, "-", "o"),
@@ -234,7 +62,7 @@ def accuracy_curve(result: Result, path: str | Path | None = None, stamp: str = 
         for t, session in enumerate(sessions)
     ]
     with style():
-        figure, grid = _subplots(size=(COLUMN * 1.35, 2.7))
+        figure, grid = subplots(size=(COLUMN * 1.35, 2.7))
         axes = grid[0, 0]
         for name, (key, colour, line, marker) in lines.items():
             points = [(t, session[key]) for t, session in enumerate(sessions) if session[key] is not None]
@@ -245,7 +73,7 @@ def accuracy_curve(result: Result, path: str | Path | None = None, stamp: str = 
             looks = {"marker": marker, "markeredgecolor": "white", "markeredgewidth": 0.5, **strong}
             axes.plot(at, values, line, color=colour, label=name, **looks)
         ends = {name: row for name in lines if (row := sessions[-1][lines[name][0]]) is not None}
-        for name, (height, value) in _spread_labels(ends, axes).items():
+        for name, (height, value) in spread_labels(ends, axes).items():
             axes.annotate(
                 f"{value:.1f}", (len(sessions) - 1, height), (6, 0), textcoords="offset points", va="center",
                 color=lines[name][1], fontsize=7.5, fontweight="bold" if name == "all classes" else "normal",
@@ -254,29 +82,21 @@ def accuracy_curve(result: Result, path: str | Path | None = None, stamp: str = 
         axes.set_xlabel("task, and classes seen after it")
         axes.set_ylabel("top-1 accuracy (%)")
         axes.margins(x=0.05)
+        config = result["config"]
+        title = f"{method_title(config['method'])} on {dataset_title(config['dataset'])}, seed {config['seed']}"
+        axes.set_title("\n".join([title, *reductions(result)]))
         figure.legend(loc="outside upper center", ncols=3)
-    return _finish(figure, rows, path, stamp)
-
-
-def _spread_labels(values: Mapping[str, float], axes: Axes) -> dict[str, tuple[float, float]]:
-    """Heights for labels at line ends so that none covers another: {name: (height, value)}."""
-    low, high = axes.get_ylim()
-    gap = 0.06 * (high - low)
-    placed: dict[str, tuple[float, float]] = {}
-    previous = -np.inf
-    for name, value in sorted(values.items(), key=lambda item: item[1]):
-        previous = max(value, previous + gap)
-        placed[name] = (previous, value)
-    return placed
+        changed = "; ".join(changed_settings(result).values())
+    return finish(figure, rows, path, stamp or changed)
 
 
 def accuracy_curves(panels: Mapping[str, Groups], path: str | Path | None = None, stamp: str = "") -> Chart:
     """A_t of many methods, one panel per dataset; {"CIFAR100": {"SMP": [results of its seeds], …}, …}."""
     rows = []
     labels = list(dict.fromkeys(label for groups in panels.values() for label in groups))
-    looks = _looks(labels)
+    looks = looks_of(labels)
     with style():
-        figure, grid = _subplots(1, len(panels), (PAGE if len(panels) > 1 else COLUMN * 1.45, 2.9))
+        figure, grid = subplots(1, len(panels), (PAGE if len(panels) > 1 else COLUMN * 1.45, 2.9))
         for axes, (title, groups) in zip(grid[0], panels.items()):
             length = 0
             for label, members in groups.items():
@@ -285,29 +105,16 @@ def accuracy_curves(panels: Mapping[str, Groups], path: str | Path | None = None
                 values = [
                     over_seeds(m["sessions"][t]["accuracy"] for m in members if t < len(m["sessions"])) for t in tasks
                 ]
-                rows += [_row(value, dataset=title, method=label, task=t) for t, value in zip(tasks, values)]
+                rows += [row_of(value, dataset=title, method=label, task=t) for t, value in zip(tasks, values)]
                 colour, line, marker = looks[label]
                 strong = {"linewidth": 2.2, "markersize": 5.5, "zorder": 4} if label == "SMP" else {}
-                _band(axes, tasks, values, colour, line, marker=marker, **strong)
+                band(axes, tasks, values, colour, line, marker=marker, **strong)
             axes.set_title(title)
             axes.set_xticks(range(length))
             axes.set_xlabel("task")
         grid[0, 0].set_ylabel("top-1 accuracy (%)")
-        _legend_of_looks(figure, labels, looks, beside=len(panels) == 1 and len(labels) > 4)
-    return _finish(figure, rows, path, stamp)
-
-
-def _legend_of_looks(figure: Figure, labels: Sequence[str], looks: Mapping[str, tuple], beside: bool) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=c, linestyle=line, marker=m, markeredgecolor="white", markeredgewidth=0.5, label=label)
-        for label, (c, line, m) in ((label, looks[label]) for label in labels)
-    ]
-    if beside:
-        figure.legend(handles=handles, loc="outside right center")
-    else:
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(labels), 8))
+        legend_of_looks(figure, labels, looks, beside=len(panels) == 1 and len(labels) > 4)
+    return finish(figure, rows, path, stamp)
 
 
 # ---------------------------------------------------------------------------------------------------------------- bars
@@ -330,18 +137,18 @@ def merging_bars(
     rows = []
     quoted = quoted or {}
     with style():
-        figure, grid = _subplots(len(panels), len(names), (PAGE, 0.55 + 1.75 * len(panels)))
+        figure, grid = subplots(len(panels), len(names), (PAGE, 0.55 + 1.75 * len(panels)))
         for line, (title, groups) in zip(grid, panels.items()):
             for axes, (name, heading) in zip(line, names.items()):
                 values = [over_seeds(metric(name).read(result) for result in members) for members in groups.values()]
                 theirs = [quoted.get(title, {}).get(setting, {}).get(name) for setting in groups]
                 rows += [
-                    {**_row(value, dataset=title, metric=name, setting=setting), "paper": number}
+                    {**row_of(value, dataset=title, metric=name, setting=setting), "paper": number}
                     for setting, value, number in zip(groups, values, theirs)
                 ]
                 edges = [v.mean + sign * (v.spread or 0.0) for v in values if v for sign in (-1, 1)]
-                _cut_axis(axes, edges + [number for number in theirs if number is not None])
-                _bars(axes, np.arange(len(values)), values, colours, width=0.68, inside=True)
+                cut_axis(axes, edges + [number for number in theirs if number is not None])
+                bars(axes, np.arange(len(values)), values, colours, width=0.68, inside=True)
                 for at, number in enumerate(theirs):
                     if number is not None:
                         axes.plot(at + 0.22, number, "D", color=INK, markersize=3.6, markeredgecolor="white", zorder=4)
@@ -350,33 +157,8 @@ def merging_bars(
                 axes.set_title(heading if axes in grid[0] else "")
             line[0].set_ylabel(f"{title}\naccuracy (%), axis cut")
         if any(row["paper"] is not None for row in rows):
-            _legend_paper(figure)
-    return _finish(figure, rows, path, stamp)
-
-
-def _bars(
-    axes: Axes, at: np.ndarray, values: Sequence[Value | None], colours, width: float, size=7.5, inside=False
-) -> None:
-    """Bars with error bars where there are several seeds, and their values above them or inside, at the foot."""
-    foot = axes.get_ylim()[0]
-    for position, value, colour in zip(at, values, colours):
-        if value is None:
-            continue
-        axes.bar(position, value.mean, width, color=colour, linewidth=0)
-        if value.spread is not None:
-            axes.errorbar(position, value.mean, value.spread, color=INK, linewidth=0.8, capsize=2, capthick=0.8)
-        height = foot if inside else value.mean + (value.spread or 0.0)
-        axes.annotate(
-            f"{value.mean:.1f}", (position, height), (0, 3 if inside else 2), textcoords="offset points",
-            ha="center", fontsize=size, color=BLACK if inside else INK,
-        )  # fmt: skip
-
-
-def _legend_paper(figure: Figure) -> None:
-    from matplotlib.lines import Line2D
-
-    mark = Line2D([], [], linestyle="", marker="D", color=INK, markersize=3.4, label="the paper, ViT-B/16")
-    figure.legend(handles=[mark], loc="outside lower right")
+            legend_paper(figure)
+    return finish(figure, rows, path, stamp)
 
 
 def base_new_bars(panels: Mapping[str, Groups], path: str | Path | None = None, stamp: str = "") -> Chart:
@@ -387,13 +169,13 @@ def base_new_bars(panels: Mapping[str, Groups], path: str | Path | None = None, 
     with style():
         widest = max(len(groups) for groups in panels.values())
         width = PAGE if widest > 6 else 1.3 + 0.75 * widest
-        figure, grid = _subplots(len(panels), 1, (width, 0.6 + 2.0 * len(panels)))
+        figure, grid = subplots(len(panels), 1, (width, 0.6 + 2.0 * len(panels)))
         for axes, (title, groups) in zip(grid[:, 0], panels.items()):
             at = np.arange(len(groups))
             for offset, name, colour in ((-0.2, "base", BLUE), (0.2, "new", ORANGE)):
                 values = [over_seeds(metric(name).read(result) for result in members) for members in groups.values()]
-                rows += [_row(v, dataset=title, classes=name, method=label) for label, v in zip(groups, values)]
-                _bars(axes, at + offset, values, [colour] * len(values), width=0.36, size=6 if widest > 6 else 7)
+                rows += [row_of(v, dataset=title, classes=name, method=label) for label, v in zip(groups, values)]
+                bars(axes, at + offset, values, [colour] * len(values), width=0.36, size=6 if widest > 6 else 7)
             slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if widest > 6 else {}
             axes.set_xticks(at, list(groups), **slanted)
             for tick, label in zip(axes.get_xticklabels(), groups):
@@ -406,7 +188,7 @@ def base_new_bars(panels: Mapping[str, Groups], path: str | Path | None = None, 
             axes.set_ylabel("accuracy (%)")
         handles = [Patch(color=BLUE, label="base classes"), Patch(color=ORANGE, label="new classes")]
         figure.legend(handles=handles, loc="outside upper right", ncols=2)
-    return _finish(figure, rows, path, stamp)
+    return finish(figure, rows, path, stamp)
 
 
 # -------------------------------------------------------------------------------------------------------------- sweeps
@@ -438,7 +220,7 @@ def _sweep(
 ) -> Chart:
     rows, hollow = [], False
     with style():
-        figure, grid = _subplots(1, len(panels), (min(PAGE, COLUMN * max(1.15, len(panels))), 2.6))
+        figure, grid = subplots(1, len(panels), (min(PAGE, COLUMN * max(1.15, len(panels))), 2.6))
         for axes, (title, sweep) in zip(grid[0], panels.items()):
             points = sorted(sweep)
             x = list(range(len(points))) if even else points
@@ -451,10 +233,10 @@ def _sweep(
                     for point in points
                 ]
                 rows += [
-                    {**_row(value, dataset=title, metric=name, **{setting: point}), "paper": number}
+                    {**row_of(value, dataset=title, metric=name, **{setting: point}), "paper": number}
                     for point, value, number in zip(points, values, numbers)
                 ]
-                _band(axes, x, values, colour, marker=marker, label=label)
+                band(axes, x, values, colour, marker=marker, label=label)
                 said = [(at, number) for at, number in zip(x, numbers) if number is not None]
                 if said:
                     hollow = True
@@ -477,14 +259,14 @@ def _sweep(
             handles.append(Line2D([], [], linestyle=":", color=INK, marker="o", markerfacecolor="none", linewidth=1.0))
             names.append("the paper, ViT-B/16")
         figure.legend(handles, names, loc="outside upper center", ncols=len(names))
-    return _finish(figure, rows, path, stamp)
+    return finish(figure, rows, path, stamp)
 
 
 def tradeoff(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp: str = "") -> Chart:
     """Base against new accuracy as the margin of one adapter set grows: change with m, and the path of the pair."""
     rows = []
     with style():
-        figure, grid = _subplots(len(panels), 2, (PAGE * 0.86, 0.35 + 2.35 * len(panels)))
+        figure, grid = subplots(len(panels), 2, (PAGE * 0.86, 0.35 + 2.35 * len(panels)))
         for (left, right), (title, sweep) in zip(grid, panels.items()):
             margins = sorted(sweep)
             values = {
@@ -492,11 +274,11 @@ def tradeoff(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp:
                 for name in ("base", "new")
             }
             for name, line in values.items():
-                rows += [_row(value, dataset=title, classes=name, margin=m) for m, value in zip(margins, line)]
+                rows += [row_of(value, dataset=title, classes=name, margin=m) for m, value in zip(margins, line)]
             for name, colour, marker in (("base", BLUE, "s"), ("new", ORANGE, "^")):
                 start = values[name][0].mean
                 change = [Value(value.mean - start, value.spread) for value in values[name]]
-                _band(left, margins, change, colour, marker=marker, label=f"{name} classes")
+                band(left, margins, change, colour, marker=marker, label=f"{name} classes")
             left.axhline(0, color=INK, linewidth=0.7)
             left.set_xticks(margins, [f"{m:g}" for m in margins])
             left.set_xlabel("margin $m$")
@@ -506,7 +288,7 @@ def tradeoff(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp:
 
             new, base = ([value.mean for value in values[name]] for name in ("new", "base"))
             right.plot(new, base, "-", color="#8c8c8c", linewidth=1.0, zorder=1)
-            shades = _shades(len(margins))
+            shades = shades_of(len(margins))
             right.scatter(new, base, s=30, color=shades, edgecolor=INK, linewidth=0.6, zorder=2)
             places: dict[tuple[float, float], list[float]] = {}  # margins with the same accuracies share a label
             for m, x, y in zip(margins, new, base):
@@ -527,14 +309,7 @@ def tradeoff(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp:
             right.grid(True, axis="both")
             right.margins(0.2, 0.16)
             right.set_title(f"{title}: the trade-off")
-    return _finish(figure, rows, path, stamp)
-
-
-def _shades(count: int) -> list:
-    """Light to dark in one hue, which also reads in grey."""
-    from matplotlib import colormaps
-
-    return [colormaps["cividis_r"](0.15 + 0.8 * i / max(1, count - 1)) for i in range(count)]
+    return finish(figure, rows, path, stamp)
 
 
 # -------------------------------------------------------------------------------------------------------------- Fisher
@@ -554,7 +329,7 @@ def fisher(panels: Mapping[str, Sequence[Result]], path: str | Path | None = Non
         from matplotlib.lines import Line2D
 
         pairs = len(panels)
-        figure, grid = _subplots(2, 2 * pairs, (PAGE if pairs > 1 else PAGE * 0.86, 3.9))
+        figure, grid = subplots(2, 2 * pairs, (PAGE if pairs > 1 else PAGE * 0.86, 3.9))
         for pair, (title, members) in enumerate(panels.items()):
             for line, (kind, name_of_kind) in enumerate(kinds.items()):
                 norms = np.mean([_diagnosed(result, kind) for result in members], axis=0)  # (layer, set, projection)
@@ -580,7 +355,7 @@ def fisher(panels: Mapping[str, Sequence[Result]], path: str | Path | None = Non
         handles, names = grid[0, 0].get_legend_handles_labels()
         handles.append(Line2D([], [], linestyle="--", color=INK, linewidth=1.0))
         figure.legend(handles, [*names, "least squares"], loc="outside upper center", ncols=3)
-    return _finish(figure, rows, path, stamp)
+    return finish(figure, rows, path, stamp)
 
 
 def _diagnosed(result: Result, kind: str) -> np.ndarray:
@@ -627,7 +402,7 @@ def confusion_matrix(counts: np.ndarray, base_classes: int, path: str | Path | N
     with style():
         from matplotlib.colors import PowerNorm
 
-        figure, grid = _subplots(size=(COLUMN * 1.35, COLUMN * 1.15))
+        figure, grid = subplots(size=(COLUMN * 1.35, COLUMN * 1.15))
         axes = grid[0, 0]
         # a square-root scale lets rare confusions show beside the diagonal
         image = axes.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
@@ -640,4 +415,4 @@ def confusion_matrix(counts: np.ndarray, base_classes: int, path: str | Path | N
         bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=[0, 5, 20, 50, 100])
         bar.set_label("share of the true class (%)")
         bar.outline.set_visible(False)
-    return _finish(figure, rows, path, stamp)
+    return finish(figure, rows, path, stamp)

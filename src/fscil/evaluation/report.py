@@ -18,7 +18,9 @@ import numpy as np
 from fscil._version import __version__
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
+from fscil.evaluation.limits import limits, limits_of_rows, reductions, with_limits
 from fscil.evaluation.metrics import task_bounds
+from fscil.evaluation.rendering import format_value, row_label
 from fscil.evaluation.sessions import SessionColumn, columns_of
 from fscil.files import atomic_write, load_tensors, read_json
 from fscil.strict import build, flatten
@@ -86,15 +88,18 @@ def _compare(results: Sequence[tables.Result]) -> list[dict[str, Any]]:
     for dataset in dict.fromkeys(result["config"]["dataset"] for result in results):
         members = [result for result in results if result["config"]["dataset"] == dataset]
         groups = tables.group_runs(members)
+        of_rows = limits_of_rows(groups)
         name = tables.dataset_title(dataset)
         shown = []
         if len({len(result["sessions"]) for result in members}) == 1:
-            shown.append(tables.main_table(groups, extras=("trainable_parameters", "minutes")))
+            main = tables.main_table(groups, extras=("trainable_parameters", "minutes"))
+            shown.append(with_limits(main, of_rows))
         chosen = ("base", "new", "fnr", "fpr", "forgetting", "PD")
-        shown.append(tables.metric_table(groups, chosen, "Base and new classes after the last task"))
+        at_the_end = tables.metric_table(groups, chosen, "Base and new classes after the last task")
+        shown.append(with_limits(at_the_end, of_rows))
         if len(groups) > 1:
             best = max(groups, key=lambda label: tables.over_seeds(r["summary"]["A_avg"] for r in groups[label]).mean)
-            shown.append(tables.difference_table(groups, best))
+            shown.append(with_limits(tables.difference_table(groups, best), of_rows, best))
         charts = {
             f"curves-{dataset}": (figures.accuracy_curves({name: groups}), f"accuracy of each task on {name}"),
             f"bars-{dataset}": (figures.base_new_bars({name: groups}), f"base and new accuracy on {name}"),
@@ -113,7 +118,7 @@ def _plain_table(table: tables.Table) -> dict[str, Any]:
     def cell(value: tables.Value | None, column: tables.Column) -> dict[str, Any]:
         if value and column.detail:  # the figure shows the spread of single tasks
             value = replace(value, spread=None)
-        return {"text": tables.format_value(value, column) if value else "", "bold": bool(value and value.bold)}
+        return {"text": format_value(value, column) if value else "", "bold": bool(value and value.bold)}
 
     return {
         "title": table.title,
@@ -121,7 +126,7 @@ def _plain_table(table: tables.Table) -> dict[str, Any]:
         "columns": [column.title for column in table.columns.values()],
         "rows": [
             {
-                "label": tables.row_label(row),
+                "label": row_label(row),
                 "kind": row.kind,
                 "cells": [cell(row.values.get(key), column) for key, column in table.columns.items()],
             }
@@ -146,14 +151,15 @@ def _describe_run(folder: Path, result: tables.Result, identifier: str, no_image
     gallery = None if no_images else _Gallery(folder, result)
     title = f"{tables.method_title(config['method'])} on {tables.dataset_title(config['dataset'])}"
     date = (result["environment"].get("date") or "")[:10]
-    parts = [f"seed {config['seed']}", config["backbone"], folder.name, *([date] if date else [])]
+    parts = [f"seed {config['seed']}", config["backbone"], folder.name, *([date] if date else []), *reductions(result)]
     merging = ""
     if (result["sessions"][0].get("diagnostics") or {}).get("fisher_norms"):
         chart = figures.fisher({tables.dataset_title(config["dataset"]): [result]})
         merging = chart.inline_svg(f"{identifier}-fisher", "Fisher magnitudes and merging weights")
     return {
         "id": identifier,
-        "title": title if not (config.get("recipe") or "").endswith("+fast") else f"{title} (reduced recipe)",
+        "title": title,
+        "limits": "; ".join(limits(result)),
         "subtitle": " · ".join(parts),
         "tiles": _tiles(result),
         "curve": figures.accuracy_curve(result).inline_svg(f"{identifier}-curve", "accuracy after each task"),

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fscil.config import with_later_settings
 from fscil.errors import UserError
+from fscil.evaluation.limits import limits
+from fscil.evaluation.sessions import session_table
 from fscil.files import read_json
+from fscil.text import points as percent
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
     """A finished run. `sessions` has a dict per session (metrics, time, memory), `summary` what they come to."""
 
@@ -24,8 +31,38 @@ class Results:
     summary: dict[str, Any]
     confusion: list[list[int]]  # of the last session: rows are true classes, columns predictions
 
+    @property
+    def limits(self) -> list[str]:
+        """How it differs from its recipe: images left out, settings changed; empty where it does not."""
+        return limits(self.to_dict())
+
+    @property
+    def title(self) -> str:
+        return f"{self.config['method']} on {self.config['dataset']}, seed {self.config['seed']}"
+
+    def table(self) -> str:
+        """The sessions as text, in the form `fscil run` prints them."""
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=140)
+        with console.capture() as captured:
+            console.print(self.rich_table())
+        return captured.get()
+
+    def rich_table(self) -> Table:
+        averaging = self.config.get("evaluation", {}).get("hacc", "group")
+        table = session_table(self.sessions, self.summary, averaging, self.title)
+        table.caption = "\n".join([str(table.caption), *(["; ".join(self.limits)] if self.limits else [])])
+        return table
+
     def to_dict(self) -> dict[str, Any]:
+        """What results.json holds."""
         return {key: value for key, value in vars(self).items() if key != "folder"}
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name} {percent(self.summary[name])}" for name in ("A_avg", "A_final"))
+        marks = "".join(f" ({text})" for text in self.limits)
+        return f"<Results: {self.title}{marks}: {figures} after {len(self.sessions)} sessions; {self.folder}>"
 
 
 def load_results(folder: str | Path) -> Results:

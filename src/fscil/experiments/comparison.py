@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +20,11 @@ from fscil import recipes, registry
 from fscil.config import RunConfig, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
+from fscil.evaluation.limits import limits_of_rows, with_limits
+from fscil.experiments.api import as_settings
 from fscil.experiments.grid import Job
 from fscil.files import atomic_write
-from fscil.strict import build, flatten
+from fscil.strict import build
 
 FIRST_SEED = 2023  # the paper's seeds are 2023, 2024, 2025
 
@@ -117,11 +118,6 @@ def parse_variants(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
     return tuple(dict(combination) for combination in itertools.product(*axes))
 
 
-def as_settings(values: Mapping[str, Any]) -> list[str]:
-    """Nested or dotted settings as `--set` texts."""
-    return [f"{key}={json.dumps(value)}" for key, value in flatten(values).items()]
-
-
 # ---- results -------------------------------------------------------------------------------------------------------
 
 
@@ -169,20 +165,23 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
     for dataset in dict.fromkeys(result["config"]["dataset"] for result in results):
         members = [result for result in results if result["config"]["dataset"] == dataset]
         groups = tables.group_runs(members)
+        of_rows = limits_of_rows(groups)
         title = tables.dataset_title(dataset)
         if len({len(result["sessions"]) for result in members}) == 1:
             table = tables.main_table(groups)
         else:  # tasks cannot be set side by side
             metrics = ("A_0", "A_final", "A_avg", "base", "new", "hacc")
             table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
-        made[dataset] = replace(table, notes=[*table.notes, *remarks, provenance(members)])
+        table = replace(table, notes=[*table.notes, *remarks, provenance(members)])
+        made[dataset] = with_limits(table, of_rows)
         details = tables.metric_table(groups, tables.details(), f"Base and new classes at the last task on {title}")
         if any(session.get("parts_from_shelf") for result in members for session in result["sessions"]):
             shared = "Minutes leave out parts that another run had trained."
             details = replace(details, notes=[*details.notes, shared])
-        made[f"{dataset}-details"] = details
+        made[f"{dataset}-details"] = with_limits(details, of_rows)
         if len(groups) > 1:
-            made[f"{dataset}-differences"] = tables.difference_table(groups, reference_row(groups))
+            reference = reference_row(groups)
+            made[f"{dataset}-differences"] = with_limits(tables.difference_table(groups, reference), of_rows, reference)
     return made
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fscil.config import RunConfig, differences, resolve
+from fscil.config import RunConfig, resolve
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
+from fscil.evaluation.limits import changes
 
 MARGINS = (0.05, 0.10, 0.15, 0.20, 0.25)
 SHOTS = (1, 5, 10, 20)
@@ -302,9 +303,7 @@ class Request:
             for dataset in self.datasets:
                 for variant in experiment.variants.values():
                     full, fast = (self.config(dataset, self.seeds[0], variant, fast=how) for how in (False, True))
-                    for text in differences(full, fast):
-                        key, _, values = text.partition(": ")
-                        before, _, after = values.partition(" -> ")
+                    for key, before, after in changes(full, fast):
                         said_so = f"{after} instead of {before}" if before != "null" else after
                         name = NAMES.get(key) or key.rpartition(".")[2]
                         changed.setdefault(name, {})[said_so] = None
@@ -325,7 +324,8 @@ def make_artefacts(
 
     Returns the tables and charts by experiment and name, and a line for everything that could not be made whole.
     """
-    from fscil.evaluation.tables import Table, write_table
+    from fscil.evaluation.rendering import write_table
+    from fscil.evaluation.tables import Table
     from fscil.experiments.grid import cell_name
 
     made, problems = {}, []
@@ -360,7 +360,8 @@ def make_artefacts(
 
 def write_index(request: Request, made: Mapping[str, Mapping[str, Any]], folder: Path) -> Path:
     """One page with every table and figure."""
-    from fscil.evaluation.tables import Table, dataset_title, render
+    from fscil.evaluation.rendering import render
+    from fscil.evaluation.tables import Table, dataset_title
     from fscil.files import atomic_write
 
     titles = ", ".join(dataset_title(dataset) for dataset in request.datasets)

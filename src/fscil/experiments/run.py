@@ -80,6 +80,7 @@ def run(
             backbone = make_backbone(config.backbone, config.weights, config.transform.size)
         transform = make_transform(config.transform, backbone)
         config = _filled(config, transform, dataset, place)
+        usual = {f"data.{name}": getattr(dataset, name) for name in ("base", "way", "shots")} if dataset else {}
         if resume:
             check_same(folder, config)
         if dataset is not None:
@@ -87,7 +88,7 @@ def run(
         backbone.prepare(place)
         method = make_method(config.method, config.options, backbone, place, config.head)
 
-        record = RunRecord(folder, config, stream, place)
+        record = RunRecord(folder, config, stream, place, usual)
         if resume:
             record.reopen(method)
         elif place.is_main:

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 class RunRecord:
     """The run folder: what is written when, and how it is read back."""
 
-    def __init__(self, folder: Path, config: RunConfig, stream: Stream, runtime: Runtime):
+    def __init__(self, folder: Path, config: RunConfig, stream: Stream, runtime: Runtime, usual: Mapping[str, int]):
         self.folder, self.config, self.stream, self.runtime = folder, config, stream, runtime
+        self.usual = dict(usual)  # settings that the dataset decides where nobody else does
         self.sessions: list[dict[str, Any]] = []
         self.scalars: TensorBoard | None = None
         self.keeper = RunKeeper(folder / "checkpoints", config.fingerprint(), writes=runtime.is_main)
@@ -143,7 +144,7 @@ class RunRecord:
                     "resize": transform.resize,
                 },
             },
-            stream=self.describe_split(),
+            stream={**self.describe_split(), "usual": self.usual},
             sessions=self.sessions,
             summary=metrics.summarise(self.sessions),
             confusion=confusion.tolist(),
