@@ -33,6 +33,7 @@ LEARNING = {
     "icarl": {"epochs": 20, "lr": 0.01},
     "icarl_linear": {"epochs": 20, "lr": 0.01},
     "foster": {"epochs": 20, "lr": 0.01},
+    "foster_student": {"epochs": 20, "lr": 0.01},
     "adbs": {"epochs": 8, "lr": 0.001},  # cosines of random features differ by less than its scales would move
     "l2p": {"epochs": 20, "lr": 0.1},
     "dualprompt": {"epochs": 20, "lr": 0.1},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -123,9 +123,14 @@ class ExemplarMethod(Method):
             rows[: len(self.head_bias)], bias[: len(self.head_bias)] = self.head_weight, self.head_bias
         self.head_weight, self.head_bias = rows, bias
 
-    def remember(self, images: Pixels, labels: Tensor, touched: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the exemplars among these images; returns their unit features (m, d) and labels (m,)."""
-        features = F.normalize(self.extract(images, self.embed, "herding"), dim=1)
+    def remember(
+        self, images: Pixels, labels: Tensor, touched: Tensor, embed: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Stores the exemplars among these images; returns their unit features (m, d) and labels (m,).
+
+        They are herded on the features of `embed`, those of `network` unless given.
+        """
+        features = F.normalize(self.extract(images, embed or self.embed, "herding"), dim=1)
         budget = self.options.budget(self.seen)
         positions = choose_exemplars(features, labels, touched.tolist(), self.seen, budget)
         self.memory.keep(images, labels, positions)
