@@ -24,6 +24,7 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.maths.distillation import distillation, effective_number_weights
 from fscil.methods.families.exemplars import ExemplarMethod, ExemplarOptions, fresh_linear, frozen_copy
+from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 
@@ -164,6 +165,14 @@ class FOSTER(ExemplarMethod):
             empty = (nn.Parameter(torch.zeros(0, **self.place)) for _ in range(2))
             self.teacher = Teacher(frozen_copy(self.network), frozen_copy(self.network), *empty).requires_grad_(False)
         super().load_state(state)
+
+    @classmethod
+    def passes(cls, options: FOSTEROptions, sizes: Sizes) -> float:
+        o, evaluated = options, 2 if options.evaluated == "teacher" else 1  # backbones that herd and answer
+        boosting, compression = o.boosting_epochs * (TRAINING + 1), o.compression_epochs * (TRAINING + 2)
+        base = sizes.base * (o.epochs * TRAINING + 1) + sizes.tests[0]
+        later = sum(cls.training_images(o, sizes)) * (boosting + compression + evaluated)
+        return base + later + evaluated * sum(sizes.tests[1:])
 
     def _schedule(self, epochs: int, weight_decay: float) -> Schedule:
         o = self.options

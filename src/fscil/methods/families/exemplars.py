@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.methods.base import Method
+from fscil.methods.sizes import Sizes
 from fscil.runtime import Runtime
 
 
@@ -135,6 +136,16 @@ class ExemplarMethod(Method):
         positions = choose_exemplars(features, labels, touched.tolist(), self.seen, budget)
         self.memory.keep(images, labels, positions)
         return features[positions], labels[positions]
+
+    @classmethod
+    def training_images(cls, options: Any, sizes: Sizes) -> list[int]:
+        """Images on which each few-shot task is trained: its shots, and the exemplars of the classes before it."""
+        counts = []
+        for task, shots in enumerate(sizes.later, start=1):
+            budget = options.budget(sizes.known[task - 1])
+            before = zip(sizes.classes[:task], sizes.images[:task], strict=True)
+            counts.append(shots + sum(min(new * budget, images) for new, images in before))
+        return counts
 
     def trainable_parameters(self) -> int:
         return sum(p.numel() for p in [*self.network.parameters(), self.head_weight, self.head_bias])
