@@ -237,24 +237,39 @@ def run_whole(method: Method) -> None:
 
 
 SIZES = Sizes(images=(6 * BASE, 9, 1), classes=(BASE, 3, 1), tests=(8 * BASE, 8 * 9, 8 * CLASSES))
-FURTHER = [  # options that change what is passed
-    ("smp", {"views": None}), ("smp", {"merge": "average"}), ("closed_form", {"closed_form_views": 5}),
-    ("adbs", {"learn_views": "plain"}), ("cec", {"pseudo_classes": False}), ("cec", {"episode_epochs": 20}),
-    ("icarl", {"distillation": 0.0, "learn_epochs": 10}), ("icarl", {"memory": "total", "total": 12}),
-    ("foster", {"boosting_epochs": 9}), ("foster", {"compression_epochs": 9}), ("asp", {"anchor_weight": 0.0}),
-    ("l2p", {"few_shot_epochs": 30}), ("fact", {"epochs": 10}),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [*((name, {}) for name in registry.METHODS), *FURTHER], ids=lambda value: str(value)
-)
-def test_every_method_says_what_a_run_of_it_costs(name, options):
+def cost(name: str, **options) -> tuple[float, float]:
+    """(passes that a method says a run takes, passes that it took)."""
     backbone = make_backbone()
     counted = count_passes(backbone)
     method = make_method(name, options, backbone.prepare(Runtime()))
     run_whole(method)
-    assert type(method).passes(method.options, SIZES) == pytest.approx(sum(counted), rel=0.1)
+    return type(method).passes(method.options, SIZES), sum(counted)
+
+
+@every_method
+def test_every_method_says_what_a_run_of_it_costs(name):
+    said, counted = cost(name)
+    assert 0.5 < said / counted < 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("smp", {"views": None}), ("smp", {"merge": "average"}), ("mpcc", {}), ("miam", {}),
+        ("closed_form", {"closed_form_views": 5}), ("icarl", {"distillation": 0.0, "learn_epochs": 10}),
+        ("icarl", {"memory": "total", "total": 12}), ("foster", {"boosting_epochs": 9}),
+        ("foster_student", {"compression_epochs": 9}), ("cec", {"pseudo_classes": False}),
+        ("cec", {"episode_epochs": 20}), ("dualprompt", {}), ("codap_plus", {}), ("clom", {}), ("asp", {}),
+        ("fact", {"epochs": 10}), ("teen", {}), ("l2p", {"few_shot_epochs": 30}),
+        ("asp", {"anchor_weight": 0.0}), ("adbs", {}), ("adbs", {"learn_views": "plain"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_method_says_follows_its_options(name, options):
+    said, counted = cost(name, **options)
+    assert said == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.parametrize("cls", [Trained, Untrained])
