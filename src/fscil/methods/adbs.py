@@ -39,7 +39,7 @@ class ADBSOptions(AdapterOptions):
     learn_dampening: float = 0.9
     learn_views: Literal["augmented", "plain"] = "augmented"  # of the shots: new ones each step, or the prototypes'
 
-    earlier: ClassVar[dict[str, Any]] = {"learn_views": "plain"}
+    earlier: ClassVar[dict[str, Any]] = {"learn_views": "plain"}  # what runs did before the option was there
 
 
 class ADBS(AdapterMethod):

@@ -53,7 +53,7 @@ class FOSTEROptions(ExemplarOptions):
     # task begins.
     evaluated: Literal["teacher", "student"] = "teacher"
 
-    earlier: ClassVar[dict[str, Any]] = {"evaluated": "student"}
+    earlier: ClassVar[dict[str, Any]] = {"evaluated": "student"}  # what runs did before the option was there
 
 
 class Teacher(nn.Module):
