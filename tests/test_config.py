@@ -7,7 +7,7 @@ import yaml
 
 from fscil import config as configuration
 from fscil import recipes, registry
-from fscil.config import RunConfig, differences, read_config, resolve, write_config
+from fscil.config import RunConfig, differences, read_config, resolve, with_later_settings, write_config
 from fscil.errors import UserError
 from fscil.strict import build
 
@@ -119,6 +119,18 @@ def test_a_configuration_survives_its_file(tmp_path):
     assert read_config(tmp_path / "config.yaml") == config
     content = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert set(content["options"]) == {f.name for f in dataclasses.fields(registry.method_class("miam").Options)}
+
+
+def test_a_run_of_older_code_keeps_what_it_did_where_a_default_came_later(tmp_path):
+    later = resolve(method="foster")
+    values = later.to_dict()
+    del values["options"]["evaluated"]  # its runs were evaluated by the student, and could not say so
+    values["options"]["epochs"] = 7
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"format_version": 1, **values}))
+    for options in (read_config(tmp_path / "config.yaml").options, with_later_settings(values)["options"]):
+        assert (options["evaluated"], options["epochs"]) == ("student", 7)
+    assert later.options["evaluated"] == "teacher"
+    assert with_later_settings(later.to_dict()) == later.to_dict()
 
 
 def test_a_file_of_a_newer_version_or_with_a_foreign_key_is_refused(tmp_path):

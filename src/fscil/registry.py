@@ -117,6 +117,9 @@ METHODS: dict[str, MethodEntry] = {
         "icarl", "ICaRL", "iCaRL, linear head", "iCaRL, its linear head scores", "icarl", classifier="linear"
     ),
     "foster": _comparator("foster", "FOSTER", "FOSTER", "boosting with a second backbone, then compression; exemplars"),
+    "foster_student": _comparator(
+        "foster", "FOSTER", "FOSTER, student", "FOSTER, its compressed model scores", "foster", evaluated="student"
+    ),
     "cec": _comparator("cec", "CEC", "CEC", "graph-attention classifier trained on pseudo-incremental episodes"),
     "fact": _comparator("fact", "FACT", "FACT", "virtual prototypes and manifold mixup reserve room for new classes"),
     "teen": _comparator("teen", "TEEN", "TEEN", "new prototypes pulled towards similar base prototypes"),

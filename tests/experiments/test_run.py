@@ -349,8 +349,11 @@ def test_the_estimate_grows_with_the_work(tmp_path):
     stream, backbone = tiny_stream(), tiny_backbone()
     runtime = protocol.make_runtime(tiny_config(), LiveDisplay(quiet=True))
     short, long = (estimate(tiny_config(epochs=n), stream, backbone, runtime) for n in (1, 10))
-    base, test = len(stream.tasks[0].images), len(stream.test)
-    assert short.passes == pytest.approx(base * (1 + 2.3) + test) and long.passes > short.passes
+    base, shots, test = len(stream.tasks[0].images), WAY * TASKS * 2, len(stream.test)
+    assert short.passes == pytest.approx(base * (1 + 2.3) + shots + test)
+    assert long.passes == pytest.approx(short.passes + 9 * 2.3 * base)
+    thawed = estimate(tiny_config("thawed", epochs=1), stream, backbone, runtime)  # tested anew after every task
+    assert thawed.passes == pytest.approx(short.passes + 4 * (BASE + BASE + WAY))
     assert short.memory > 0 and "estimate: about" in str(short)
     assert "micro_batch" in str(replace(short, memory=2 * short.available))
 

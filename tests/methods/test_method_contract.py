@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from fscil import registry
+from fscil.backbones.lora import initial_lora
+from fscil.backbones.vit import Backbone
 from fscil.files import load_tensors, save_tensors
+from fscil.maths.margins import cosine
+from fscil.maths.prototypes import class_means
+from fscil.methods.base import Method, NoOptions
+from fscil.methods.sizes import TRAINING, Sizes
+from fscil.runtime import Runtime
 from tiny_world import (
     BASE,
     CLASSES,
@@ -33,6 +41,7 @@ LEARNING = {
     "icarl": {"epochs": 20, "lr": 0.01},
     "icarl_linear": {"epochs": 20, "lr": 0.01},
     "foster": {"epochs": 20, "lr": 0.01},
+    "foster_student": {"epochs": 20, "lr": 0.01},
     "adbs": {"epochs": 8, "lr": 0.001},  # cosines of random features differ by less than its scales would move
     "l2p": {"epochs": 20, "lr": 0.1},
     "dualprompt": {"epochs": 20, "lr": 0.1},
@@ -152,3 +161,121 @@ def test_resuming_inside_a_task_equals_not_stopping(name):
             with pytest.raises(Interrupted):
                 learn(MemoryKeeper(kept, stop_after=stop))
             assert not differing(whole, learn(MemoryKeeper(kept)))
+
+
+# ---- what a run costs ----------------------------------------------------------------------------------------------
+
+
+class Trained(Method):
+    """A method of another package that says nothing of its cost: trained adapters, then class means."""
+
+    @dataclass(frozen=True)
+    class Options:
+        epochs: int = 3
+
+    def fit_base(self, task):
+        lora = initial_lora(self.backbone.depth, self.backbone.dim, 2, 1, self.runtime.generator("lora"))
+        for epoch in range(self.options.epochs):
+            features = self.backbone(task.images.augmented(torch.arange(len(task.labels)), epoch), lora)[0]
+            cosine(features, torch.eye(len(task.classes), features.shape[1])).sum().backward()
+        self.learn(task)
+
+    def learn(self, task):
+        self.count_classes(task)
+        features = self.extract(task.images, self.backbone)
+        fresh = class_means(features, task.labels, self.seen)
+        self.means = torch.cat([self.means, fresh[len(self.means) :]]) if task.index else fresh
+
+    def logits(self, images):
+        return cosine(self.extract(images, self.backbone), self.means)
+
+
+class Untrained(Trained):
+    """The same without training and without options, on features that stay."""
+
+    Options = NoOptions
+    features_fixed = True
+    fit_base = Trained.learn
+    logits = Method.logits
+
+    def features(self, images):
+        return self.extract(images, self.backbone)
+
+    def logits_from(self, features):
+        return cosine(features, self.means)
+
+
+def count_passes(backbone: Backbone) -> list[float]:
+    """A list that grows with every pass through the backbone or a copy of it: forward as 1, backward as TRAINING − 1.
+
+    Counted block by block, as some methods mix images half way or share the first half.
+    """
+    counted: list[float] = []
+
+    def forward(module, inputs, output):
+        share = len(output) / backbone.depth
+        counted.append(share)
+        if output.requires_grad:
+            output.register_hook(lambda gradient: counted.append((TRAINING - 1) * share))
+
+    for block in backbone.vit.blocks:
+        block.mlp.register_forward_hook(forward)
+    return counted
+
+
+def run_whole(method: Method) -> None:
+    """A stream as `fscil run` goes through it, testing after every task on the classes known."""
+    images, labels = make_images(seed=1)
+    method.fit_base(base_task())
+    if method.features_fixed:
+        method.features(images)
+    for task in [None, *few_shot_tasks()]:
+        if task is not None:
+            method.learn(task)
+        if not method.features_fixed:
+            method.logits(images.select((labels < method.seen).nonzero().squeeze(1)))
+
+
+SIZES = Sizes(images=(6 * BASE, 9, 1), classes=(BASE, 3, 1), tests=(8 * BASE, 8 * 9, 8 * CLASSES))
+
+
+def cost(name: str, **options) -> tuple[float, float]:
+    """(passes that a method says a run takes, passes that it took)."""
+    backbone = make_backbone()
+    counted = count_passes(backbone)
+    method = make_method(name, options, backbone.prepare(Runtime()))
+    run_whole(method)
+    return type(method).passes(method.options, SIZES), sum(counted)
+
+
+@every_method
+def test_every_method_says_what_a_run_of_it_costs(name):
+    said, counted = cost(name)
+    assert 0.5 < said / counted < 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("smp", {"views": None}), ("smp", {"merge": "average"}), ("mpcc", {}), ("miam", {}),
+        ("closed_form", {"closed_form_views": 5}), ("icarl", {"distillation": 0.0, "learn_epochs": 10}),
+        ("icarl", {"memory": "total", "total": 12}), ("foster", {"boosting_epochs": 9}),
+        ("foster_student", {"compression_epochs": 9}), ("cec", {"pseudo_classes": False}),
+        ("cec", {"episode_epochs": 20}), ("dualprompt", {}), ("codap_plus", {}), ("clom", {}), ("asp", {}),
+        ("fact", {"epochs": 10}), ("teen", {}), ("l2p", {"few_shot_epochs": 30}),
+        ("asp", {"anchor_weight": 0.0}), ("adbs", {}), ("adbs", {"learn_views": "plain"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_method_says_follows_its_options(name, options):
+    said, counted = cost(name, **options)
+    assert said == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("cls", [Trained, Untrained])
+def test_methods_of_other_packages_have_a_fair_default(cls):
+    backbone = make_backbone()
+    counted = count_passes(backbone)
+    method = cls(backbone, cls.Options(), Runtime())
+    run_whole(method)
+    assert cls.passes(method.options, SIZES) == pytest.approx(sum(counted))

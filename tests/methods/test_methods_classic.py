@@ -515,6 +515,7 @@ def test_both_classifiers_of_icarl_are_of_one_training():
     assert not differing(method.state(), linear.state())
     expected = linear.extract(images, linear.embed) @ linear.head_weight.T + linear.head_bias
     torch.testing.assert_close(linear.logits(images), expected)
+    assert not torch.equal(linear.logits(images).argmax(1), method.logits(images).argmax(1))
 
 
 def test_icarl_trains_the_network_with_exemplars_and_distillation():
@@ -527,17 +528,62 @@ def test_icarl_trains_the_network_with_exemplars_and_distillation():
 # ---- FOSTER --------------------------------------------------------------------------------------------------------
 
 
-def test_foster_has_two_backbones_while_learning_and_one_afterwards():
+def test_foster_hands_one_backbone_on_to_the_next_task():
     def backbone_of(method):
         return {n: t for n, t in copy_state(method).items() if n.startswith("network.")}
 
     base, learned = fitted("foster"), fitted("foster", tasks=1)
-    assert backbone_of(base).keys() == backbone_of(learned).keys()  # a single network is kept
+    assert backbone_of(base).keys() == backbone_of(learned).keys()
     assert learned.trainable_parameters() - base.trainable_parameters() == 3 * (learned.backbone.dim + 1)
     assert differing(backbone_of(base), backbone_of(learned))
     idle = fitted("foster", {"compression_epochs": 0}, tasks=1)
     assert not differing(backbone_of(base), backbone_of(idle))  # the student starts from the old backbone
     assert torch.equal(idle.head_weight[:BASE], base.head_weight)  # and from the old rows
+
+
+def test_foster_answers_with_the_two_backbones_of_the_last_task():
+    images, _ = make_images()
+    base, method = fitted("foster", dtype=torch.float64), fitted("foster", tasks=1, dtype=torch.float64)
+    assert torch.equal(base.logits(images), base.extract(images, lambda batch: base.head(base.embed(batch))))
+    pixels, teacher = images.plain().double(), method.teacher
+    with torch.no_grad():
+        old, boosted = base.network(pixels), teacher.second(pixels)  # its first backbone is the one before the task
+        expected = [
+            [float(o @ row[:16] + n @ row[16:] + shift) for row, shift in zip(teacher.weight, teacher.bias)]
+            for o, n in zip(old, boosted)
+        ]
+    torch.testing.assert_close(method.logits(images), torch.tensor(expected, dtype=torch.float64))
+    student = fitted("foster_student", tasks=1, dtype=torch.float64)
+    assert student.teacher is None and not any(name.startswith("teacher") for name in student.state())
+    assert_same(student.head_weight, method.head_weight)  # both train the same student
+    with torch.no_grad():
+        torch.testing.assert_close(student.logits(images), student.head(student.network(pixels)))
+
+
+def test_foster_herds_with_the_model_that_it_evaluates():
+    task = few_shot_tasks()[0]
+    for name in ("foster", "foster_student"):
+        before, method = (fitted(name, {"per_class": 2}, tasks=tasks, dtype=torch.float64) for tasks in (0, 1))
+        images, labels = before.memory.joined(task.images, task.labels)
+        with torch.no_grad():
+            if name == "foster":
+                teacher, pixels = method.teacher, images.plain().double()
+                features = torch.cat([teacher.first(pixels), teacher.second(pixels)], 1)
+            else:
+                features = method.network(images.plain().double())
+        features = F.normalize(features, dim=1)
+        for label in task.classes:
+            own = (labels == label).nonzero().squeeze(1)
+            kept = [image for image, at in zip(method.memory.images(), method.memory.labels) if at == label]
+            expected = [images.raw(int(own[i])) for i in herding(features[own], 2)]
+            assert all(torch.equal(one, other) for one, other in zip(kept, expected, strict=True))
+
+
+def test_a_foster_state_without_a_teacher_takes_the_teacher_away():
+    images, _ = make_images()
+    base, method = fitted("foster"), fitted("foster", tasks=1)
+    method.load_state(copy_state(base))  # as undoing a task does
+    assert torch.equal(method.logits(images), base.logits(images)) and not differing(method.state(), base.state())
 
 
 @pytest.mark.parametrize(
@@ -547,14 +593,14 @@ def test_every_part_of_foster_counts(switched):
     assert "network.vit.blocks.0.attn.qkv.weight" in changes("foster", switched, tasks=1)
 
 
-def test_foster_weighs_classes_by_their_images_or_as_the_published_code_counts_them():
+def test_foster_weighs_classes_as_the_published_code_counts_them_or_by_their_images():
     def weight(images):
         return (1 - 0.96) / (1 - 0.96**images)
 
     new, shots = 3, int(few_shot_tasks()[0].labels.bincount()[-1])
     for options, old, fresh in (
-        ({}, weight(4), weight(shots)),
-        ({"weight_counts": "published"}, weight(4), 1 - 0.96),
+        ({}, weight(4), 1 - 0.96),
+        ({"weight_counts": "images"}, weight(4), weight(shots)),
     ):
         scale = (BASE + new) / (BASE * old + new * fresh)
         found = fitted("foster", {"per_class": 4, **options}, tasks=1).diagnostics()["class_weights"]

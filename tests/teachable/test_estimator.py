@@ -268,7 +268,7 @@ def test_the_last_base_class_lends_its_covariance_and_stays(weights):
 
 # ---- every method of the library ----
 
-EXEMPLAR_METHODS = ("icarl", "icarl_linear", "foster")
+EXEMPLAR_METHODS = ("icarl", "icarl_linear", "foster", "foster_student")
 
 
 def of_method(name, **changes):

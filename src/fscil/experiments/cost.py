@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 
+from fscil import registry
+from fscil.methods.sizes import Sizes
+from fscil.strict import build
 from fscil.text import duration, size
 
 if TYPE_CHECKING:
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from fscil.data.stream import Stream
     from fscil.runtime import Runtime
 
-TRAINING = 2.3  # a training pass in forward passes: the backward pass through frozen weights costs about one more
 # What a pass costs a GPU, fitted to an H200 (ViT-B/16, two sets: 91 µs an image; DeiT-Tiny, one: 38, seven: 20).
 GPU_EFFICIENCY = 0.85  # share of the matrix-product speed that products in a ViT reach
 TRAFFIC = 30  # reads and writes per token, channel and block outside the products
@@ -52,19 +54,14 @@ class Estimate:
 
 
 def estimate(config: RunConfig, stream: Stream, backbone: Backbone, runtime: Runtime) -> Estimate:
-    """The cost of a whole run, from the options that decide it."""
-    options = config.options
-    sets = 2 if options.get("adapters") == "two" else 1
-    base, shots = len(stream.tasks[0].images), sum(len(task.images) for task in stream.tasks[1:])
-    passes = base * sets * options.get("epochs", 20) * TRAINING + base + len(stream.test)
-    if sets == 2 and options.get("merge") == "fisher":
-        passes += base * sets * TRAINING
-    if options.get("calibration") == "mpcc" and shots:
-        per_class = config.data.shots or 5
-        fresh = math.ceil(options.get("features_per_class", 256) / per_class) * options.get("calibration_epochs", 5)
-        passes += shots * (options.get("views") or fresh)  # given views are made once, else anew each epoch
+    """The cost of a whole run, as its method counts it."""
+    cls = registry.method_class(config.method)
+    options = build(cls.Options, config.options, "options.")
+    sizes = Sizes.of(stream)
+    passes, plan = cls.passes(options, sizes) + _head_passes(config.head, sizes), cls.stream_plan(options)
+    sets = 1 if plan is None else len(plan.specs)  # adapter sets that pass side by side
     on_cpu = runtime.device.type == "cpu"
-    batch = min(runtime.micro_batch or options.get("batch_size", 48), base)
+    batch = min(runtime.micro_batch or getattr(options, "batch_size", 48), len(stream.tasks[0].images))
     speed = _timed_speed(stream, backbone, runtime) if on_cpu else _counted_speed(backbone, runtime, sets * batch)
     # Several processes share the passes.
     seconds = passes / speed / runtime.processes
@@ -82,6 +79,16 @@ def estimate(config: RunConfig, stream: Stream, backbone: Backbone, runtime: Run
     else:
         held, available = 0, psutil.virtual_memory().available
     return Estimate(seconds, held + needed, available, passes, speed, str(runtime.device))
+
+
+def _head_passes(head: Mapping[str, Any], sizes: Sizes) -> float:
+    """Augmented views that a chosen head asks for."""
+    if not head:
+        return 0
+    cls = registry.head_class(head["name"])
+    options = build(cls.Options, {key: value for key, value in head.items() if key != "name"}, "head.")
+    tasks = zip(sizes.later, sizes.classes[1:], strict=True)
+    return sum(images * cls.views_per_shot(options, max(1, images // classes)) for images, classes in tasks)
 
 
 def _timed_speed(stream: Stream, backbone: Backbone, runtime: Runtime) -> float:

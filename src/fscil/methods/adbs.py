@@ -21,6 +21,7 @@ from fscil.data.stream import Task
 from fscil.maths.margins import cosine
 from fscil.methods.families.adapter_sets import PLAIN_STAGE
 from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
+from fscil.methods.sizes import Sizes
 from fscil.methods.training import Batch, train
 from fscil.runtime import Runtime
 
@@ -38,7 +39,7 @@ class ADBSOptions(AdapterOptions):
     learn_dampening: float = 0.9
     learn_views: Literal["augmented", "plain"] = "augmented"  # of the shots: new ones each step, or the prototypes'
 
-    earlier: ClassVar[dict[str, Any]] = {"learn_views": "plain"}
+    earlier: ClassVar[dict[str, Any]] = {"learn_views": "plain"}  # what runs did before the option was there
 
 
 class ADBS(AdapterMethod):
@@ -87,6 +88,11 @@ class ADBS(AdapterMethod):
         key = 1_000_000 * (int(self.tasks_seen) - 1) + step
         parts = torch.arange(len(task.images)).split(self.runtime.batch_size_eval)
         return torch.cat([self.backbone(task.images.augmented(part, key), self.lora)[0] for part in parts])
+
+    @classmethod
+    def passes(cls, options: ADBSOptions, sizes: Sizes) -> float:
+        steps = options.learn_steps if options.adaptive and options.learn_views == "augmented" else 0
+        return super().passes(options, sizes) + steps * sum(sizes.later)
 
     def logits_from(self, features: Tensor) -> Tensor:
         return self.options.scale * self.scales.abs() * cosine(features, self.prototypes)

@@ -28,6 +28,7 @@ from fscil.maths.prompting import anchor_distance, kl_to_standard_normal
 from fscil.maths.prototypes import class_means
 from fscil.methods.base import Method
 from fscil.methods.families.prompts import FrozenFeatures, updated_means
+from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime, keyed_seed
 
@@ -193,6 +194,15 @@ class ASP(Method):
     def _add_prototypes(self, task: Task, before: Tensor) -> None:
         features = self.features(task.images)
         self.means = updated_means(self.means, before, features, task.labels, self.class_counts)
+
+    @classmethod
+    def passes(cls, options: ASPOptions, sizes: Sizes) -> float:
+        o = options
+        epoch = sizes.base * (1 + TRAINING)  # prompt-free, and prompted
+        if o.anchor_weight:  # finding them, and passing those of each batch
+            epoch += sizes.base * (1 + min(1, sizes.classes[0] / o.batch_size))
+        encoded = sum(sizes.images) + sizes.tests[-1]  # prompt-free features of plain images, once
+        return encoded + o.epochs * epoch + sum(sizes.images) + sum(sizes.tests)
 
     def features(self, images: Pixels) -> Tensor:
         return self.extract(images, self.embed, "features", self.encoder_features(images))

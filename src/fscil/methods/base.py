@@ -16,6 +16,7 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.heads.base import NoOptions
+from fscil.methods.sizes import TRAINING, Sizes
 from fscil.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -65,6 +66,16 @@ class Method(nn.Module):
     @property
     def feature_dim(self) -> int:
         return self.dim_of(self.backbone, self.options)
+
+    @classmethod
+    def passes(cls, options: Any, sizes: Sizes) -> float:
+        """Images that a whole run sends through the backbone, in forward passes; a training pass counts as `TRAINING`.
+
+        This is for a method that trains `options.epochs` epochs, if it has such an option, on the base images, looks at
+        every task's images once more, and tests once where features are fixed and after every task where not.
+        """
+        trained = sizes.base * getattr(options, "epochs", 0) * TRAINING
+        return trained + sum(sizes.images) + (sizes.tests[-1] if cls.features_fixed else sum(sizes.tests))
 
     def fit_base(self, task: Task) -> None:
         raise NotImplementedError

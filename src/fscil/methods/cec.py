@@ -25,6 +25,7 @@ from fscil.data.stream import Task
 from fscil.maths.margins import cosine
 from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
 from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
+from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 
@@ -97,6 +98,12 @@ class CEC(AdapterMethod):
         if not self.options.attention:
             return self.options.scale * cosine(queries, prototypes)
         return self.options.scale * self.graph(prototypes, queries)
+
+    @classmethod
+    def passes(cls, options: CECOptions, sizes: Sizes) -> float:
+        o, copies = options, 2 if options.pseudo_classes else 1
+        episode = min(o.way, sizes.classes[0]) * copies * (o.shots + o.queries)
+        return super().passes(o, sizes) + o.episode_epochs * o.episodes * episode * TRAINING
 
     def trainable_parameters(self) -> int:
         return super().trainable_parameters() + sum(p.numel() for p in self.graph.parameters())

@@ -25,6 +25,7 @@ from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.maths.margins import cosine
 from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
+from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, train
 from fscil.runtime import Runtime, keyed_seed
 
@@ -52,7 +53,7 @@ class FACTOptions(AdapterOptions):
     top_virtual: int = 40  # virtual classes that count at inference
     similarity: Literal["released", "cosine"] = "released"  # prototypes scaled per feature (a quirk) or per class
 
-    earlier: ClassVar[dict[str, Any]] = {"virtual_rows": "frozen"}
+    earlier: ClassVar[dict[str, Any]] = {"virtual_rows": "frozen"}  # what runs did before the option was there
 
 
 class FACT(AdapterMethod):
@@ -128,6 +129,11 @@ class FACT(AdapterMethod):
         close = cosine(features, self.virtual)
         best = close.topk(min(self.options.top_virtual, len(self.virtual)), 1)
         return torch.zeros_like(close).scatter(1, best.indices, best.values) @ similarity
+
+    @classmethod
+    def passes(cls, options: FACTOptions, sizes: Sizes) -> float:
+        mixed = sizes.base * options.epochs * TRAINING / 2  # through the upper half of the blocks
+        return super().passes(options, sizes) + mixed
 
     def trainable_parameters(self) -> int:
         return super().trainable_parameters() + self.virtual.numel() * (self.options.virtual_rows == "trained")

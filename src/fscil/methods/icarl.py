@@ -24,6 +24,7 @@ from fscil.maths.distillation import distillation
 from fscil.maths.margins import cosine
 from fscil.maths.prototypes import class_means
 from fscil.methods.families.exemplars import ExemplarMethod, ExemplarOptions, frozen_copy
+from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 
@@ -88,6 +89,13 @@ class ICaRL(ExemplarMethod):
         value = train(stage, images, labels, trained, loss, schedule, self.runtime)
         self.means = F.normalize(class_means(*self.remember(images, labels, task.labels.unique()), self.seen), dim=1)
         self._diagnostics = {"loss": value, "training_images": len(images)}
+
+    @classmethod
+    def passes(cls, options: ICaRLOptions, sizes: Sizes) -> float:
+        o, teacher = options, 1 if options.distillation else 0
+        base = sizes.base * (o.epochs * TRAINING + 1)  # and herding
+        later = sum(cls.training_images(o, sizes)) * (o.learn_epochs * (TRAINING + teacher) + 1)
+        return base + later + sum(sizes.tests)
 
     def logits(self, images: Pixels) -> Tensor:
         if self.options.classifier == "linear":

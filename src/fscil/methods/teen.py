@@ -1,8 +1,8 @@
 """TEEN: training-free prototype calibration (Wang et al., "Few-Shot Class-Incremental Learning via Training-Free
 Prototype Calibration", NeurIPS 2023; methods.md 7.5).
 
-Base task      LoRA set and cosine head at a fixed temperature (at 16 the adapters of `single_m0`, which a shelf may
-               hold), base prototypes.
+Base task      LoRA set and cosine head at a fixed temperature (at 16 those of `single_m0`, which the shelf may hold),
+               then base prototypes.
 Few-shot task  new prototypes, pulled towards the base prototypes they resemble (Eq. 5-7); base rows stay; no training.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fscil.backbones.vit import Backbone
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.methods.base import Method
+from fscil.methods.sizes import Sizes
 from fscil.runtime import Runtime
 
 
@@ -123,13 +124,28 @@ class ExemplarMethod(Method):
             rows[: len(self.head_bias)], bias[: len(self.head_bias)] = self.head_weight, self.head_bias
         self.head_weight, self.head_bias = rows, bias
 
-    def remember(self, images: Pixels, labels: Tensor, touched: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the exemplars among these images; returns their unit features (m, d) and labels (m,)."""
-        features = F.normalize(self.extract(images, self.embed, "herding"), dim=1)
+    def remember(
+        self, images: Pixels, labels: Tensor, touched: Tensor, embed: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Stores the exemplars among these images; returns their unit features (m, d) and labels (m,).
+
+        They are herded on the features of `embed`, those of `network` unless given.
+        """
+        features = F.normalize(self.extract(images, embed or self.embed, "herding"), dim=1)
         budget = self.options.budget(self.seen)
         positions = choose_exemplars(features, labels, touched.tolist(), self.seen, budget)
         self.memory.keep(images, labels, positions)
         return features[positions], labels[positions]
+
+    @classmethod
+    def training_images(cls, options: Any, sizes: Sizes) -> list[int]:
+        """Images on which each few-shot task is trained: its shots, and the exemplars of the classes before it."""
+        counts = []
+        for task, shots in enumerate(sizes.later, start=1):
+            budget = options.budget(sizes.known[task - 1])
+            before = zip(sizes.classes[:task], sizes.images[:task], strict=True)
+            counts.append(shots + sum(min(new * budget, images) for new, images in before))
+        return counts
 
     def trainable_parameters(self) -> int:
         return sum(p.numel() for p in [*self.network.parameters(), self.head_weight, self.head_bias])

@@ -25,6 +25,7 @@ from fscil.maths.margins import cosine
 from fscil.maths.prompting import masked_cross_entropy
 from fscil.maths.prototypes import class_means
 from fscil.methods.base import Method
+from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
 
@@ -171,6 +172,15 @@ class Prompted(Method):
             "seed": self.runtime.seed,
             "precision": str(self.runtime.dtype),
         }
+
+    @classmethod
+    def passes(cls, options: PromptedOptions, sizes: Sizes) -> float:
+        o, step, queries = options, 1 + TRAINING, sizes.tests[-1]  # a step passes the query and the prompted image
+        trained = sizes.base * o.epochs * step
+        if o.prototypes:
+            return trained + 2 * sum(sizes.images) + queries + sizes.tests[-1]
+        few_shot_epochs = o.epochs if o.few_shot_epochs is None else o.few_shot_epochs
+        return trained + sum(sizes.later) * few_shot_epochs * step + queries + sum(sizes.tests)
 
     # ---- features and scores ----
     def features(self, images: Pixels) -> Tensor:

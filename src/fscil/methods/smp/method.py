@@ -11,6 +11,7 @@ Few-shot task  new rows = prototypes of the shots; then the classifier is calibr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,7 @@ from fscil.heads.prototypes import PrototypeOptions, Prototypes
 from fscil.maths.merging import merge_factors, merge_weights
 from fscil.methods.families.adapter_sets import StreamPlan, Streams, StreamSpec, fisher_norms
 from fscil.methods.represented import Represented
+from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
 
@@ -185,6 +187,19 @@ class SMP(Represented):
         super().forget(label)
         if label < (base := len(self.trained_rows)):
             self.trained_rows = self.trained_rows[torch.arange(base, device=self.trained_rows.device) != label]
+
+    @classmethod
+    def passes(cls, options: SMPOptions, sizes: Sizes) -> float:
+        o, sets = options, len(cls.stream_plan(options).specs)
+        trained = o.epochs + (sets > 1 and o.merge == "fisher")  # a Fisher pass costs what a training pass does
+        total = sizes.base * sets * trained * TRAINING + sum(sizes.images) + sizes.tests[-1]
+        for images, classes in zip(sizes.later, sizes.classes[1:], strict=True):
+            if o.calibration == "mpcc":  # given views are made once, else anew each epoch
+                fresh = math.ceil(o.features_per_class * classes / images)
+                total += images * (fresh * o.calibration_epochs if o.views is None else min(o.views, fresh))
+            elif o.calibration == "closed_form":
+                total += images * o.closed_form_views
+        return total
 
     def trainable_parameters(self) -> int:
         o, sets = self.options, 2 if self.options.adapters == "two" else 1
