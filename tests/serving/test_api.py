@@ -93,9 +93,9 @@ def test_predict_says_what_the_model_and_the_command_say(model, tmp_path, capsys
 
 
 def test_requests_that_wait_together_share_a_pass_and_get_their_own_answers(model, monkeypatch):
-    inside, go_on, sizes, recognise = threading.Event(), threading.Event(), [], Teachable.recognise
+    inside, go_on, sizes, recognise = threading.Event(), threading.Event(), [], Teachable.recognise_decoded
 
-    def held_up(self, X, top=5):
+    def held_up(self, X, top=5, alike=0):
         sizes.append(len(X))
         inside.set()
         assert go_on.wait(60)
@@ -104,7 +104,7 @@ def test_requests_that_wait_together_share_a_pass_and_get_their_own_answers(mode
     shown = [0, 3, 1, 2, 3, 0, 2, 1, 1]
     with client(model, max_batch=8, patience=0.0) as web, ThreadPoolExecutor(9) as pool:
         alone = [web.post("/predict", files=upload(number, 2, at)).json() for at, number in enumerate(shown)]
-        monkeypatch.setattr(Teachable, "recognise", held_up)
+        monkeypatch.setattr(Teachable, "recognise_decoded", held_up)
         first = pool.submit(web.post, "/predict", files=upload(shown[0], 2, 0))
         assert inside.wait(60)  # the model is busy; the others come meanwhile
         rest = [
@@ -131,7 +131,8 @@ def test_requests_that_wait_together_share_a_pass_and_get_their_own_answers(mode
 
 
 def test_a_request_that_fails_in_the_model_does_not_fail_the_others_beside_it(model, monkeypatch):
-    from fscil.serving.api import Batcher, Metrics
+    from fscil.serving.api import Metrics
+    from fscil.serving.batching import Batcher
 
     host = Host(model, device="cpu")
     recognise = host.recognise_decoded
@@ -156,14 +157,14 @@ def test_a_request_that_fails_in_the_model_does_not_fail_the_others_beside_it(mo
 
 
 def test_a_full_queue_asks_to_come_back(model, monkeypatch):
-    inside, go_on, recognise = threading.Event(), threading.Event(), Teachable.recognise
+    inside, go_on, recognise = threading.Event(), threading.Event(), Teachable.recognise_decoded
 
-    def held_up(self, X, top=5):
+    def held_up(self, X, top=5, alike=0):
         inside.set()
         assert go_on.wait(60)
         return recognise(self, X, top)
 
-    monkeypatch.setattr(Teachable, "recognise", held_up)
+    monkeypatch.setattr(Teachable, "recognise_decoded", held_up)
     with client(model, waiting=2, patience=0.0, max_batch=1) as web, ThreadPoolExecutor(4) as pool:
         running = [pool.submit(web.post, "/predict", files=upload(0, 1))]
         assert inside.wait(60)

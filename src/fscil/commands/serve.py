@@ -48,9 +48,9 @@ def serve(
     except ImportError as error:
         raise UserError(f'fscil serve needs {error.name}; install it with: pip install "fscil[serve]"') from None
     from fscil.serving.api import make_app
-    from fscil.serving.api import serve as run
+    from fscil.serving.gate import is_local
     from fscil.serving.host import Host
-    from fscil.serving.listening import is_local, listen
+    from fscil.serving.listening import listen, make_server
 
     token = _token(token_file)
     if token is None and not is_local(host):
@@ -64,7 +64,7 @@ def serve(
         known = f"{len(hosted.classes)} classes"
         print(f"serving {model} ({known}) at {where}, docs at {where}/docs; stop with Ctrl-C", file=sys.stderr)
         with contextlib.suppress(KeyboardInterrupt):
-            run(make_app(hosted, token, max_batch=max_batch), listening)
+            make_server(make_app(hosted, token, host, max_batch=max_batch)).run(sockets=[listening])
 
 
 def _token(file: Path | None) -> str | None:

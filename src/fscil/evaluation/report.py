@@ -5,8 +5,6 @@ write_report(["runs/glyphs-smp-seed2023-1"], "report.html")
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fscil._version import __version__
+from fscil.data.uris import data_uri
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
 from fscil.evaluation.limits import limits, limits_of_rows, reductions, with_limits
@@ -363,10 +362,4 @@ def _rebuild_stream(result: tables.Result) -> Stream:
 
 
 def _thumbnail(pixels: Pixels, position: int) -> str:
-    from PIL import Image
-
-    image = Image.fromarray(pixels.raw(position).numpy())
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-    stream = io.BytesIO()
-    image.save(stream, "JPEG", quality=85)
-    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    return data_uri(pixels.raw(position).numpy(), THUMBNAIL)

@@ -1,8 +1,7 @@
-"""A saved model over HTTP: `make_app` builds the FastAPI application, `serve` runs it until it is told to stop.
+"""A saved model over HTTP: `make_app` builds the application, behind the gate that every request passes first.
 
-Every request passes the `Door` (who may, how much, how many at once; counted for Prometheus) before a byte of its body
-is kept. Pictures to recognise are decoded as they come and then wait in one queue: whatever has arrived when the model
-is free goes through it together. Lessons wait in a line of their own, so neither holds up the other.
+Pictures to recognise are decoded as they come and then wait in one queue: whatever has arrived when the model is free
+goes through it together. Lessons wait in a line of their own, so neither holds up the other.
 """
 
 from __future__ import annotations
@@ -10,272 +9,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-import numpy as np
-from fastapi import APIRouter, FastAPI, File, Form, Query, Security, UploadFile
+from fastapi import APIRouter, FastAPI, File, Form, HTTPException, Query, Request, Security, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client import generate_latest as prometheus_text
-from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fscil._version import __version__
 from fscil.errors import UserError
+from fscil.serving.batching import Batcher, Busy
+from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names
 from fscil.serving.host import Host
-from fscil.serving.listening import LOCAL_NAMES, from_elsewhere
-from fscil.teachable.recognition import Recognition
+from fscil.serving.schemas import Answers, Change, Classes, Health, History, Problem, Undone
 
 OPEN_TO_ALL = ("/health", "/docs", "/openapi.json")  # needs no token; the schema is no secret
-BODIES_AT_ONCE = 4  # memory for uploads, in largest requests
 LESSONS_WAITING = 16  # more are told to come back
-BUSY = {"Retry-After": "1"}
-
-
-# ---- what is answered -----------------------------------------------------------------------------------------------
-class Guess(BaseModel):
-    label: str | int
-    probability: float
-
-
-class Answer(BaseModel):
-    """What one picture shows, as `fscil predict --json` has it."""
-
-    file: str = Field(description="The name it was sent under.")
-    label: str | None = Field(description='The class, "unknown", or null if the picture could not be read.')
-    confidence: float = Field(description="Calibrated probability of the best class.")
-    unknown: bool = Field(description="Whether it shows none of the known classes.")
-    top: list[Guess] = Field(description="The best classes, best first.")
-    error: str | None = Field(description="Why the picture could not be read.")
-
-
-class Answers(BaseModel):
-    answers: list[Answer] = Field(description="One per picture, in the order they were sent.")
-
-
-class Event(BaseModel):
-    """One change of the model."""
-
-    action: str = Field(examples=["learn"])
-    when: str = Field(examples=["2025-01-31T12:00:00Z"])
-    classes: dict[str, int] = Field(description="Pictures per class that the change was about.")
-    known: int = Field(description="Classes known after it.")
-    held_out_accuracy: float | None = Field(None, description="Accuracy on held-out base pictures after it.")
-    held_out_rejection: float | None = Field(None, description="Share of them called unknown.")
-    taught_rejection: float | None = Field(None, description="Share of taught pictures called unknown.")
-
-
-class Change(Event):
-    notes: list[str] = Field(description="Worth knowing: pictures given twice, a class taught from one picture.")
-
-
-class Undone(BaseModel):
-    undone: list[Event] = Field(description="The changes taken back, latest first.")
-    known: int = Field(description="Classes known now.")
-
-
-class Known(BaseModel):
-    name: str | int
-    pictures: int
-    base: bool = Field(description="Of the base classes, or taught later.")
-    since: str
-
-
-class Classes(BaseModel):
-    classes: list[Known]
-
-
-class History(BaseModel):
-    history: list[Event] = Field(description="The base classes first; what was undone is not in it.")
-
-
-class Health(BaseModel):
-    status: str = Field(examples=["ok"])
-    version: str
-
-
-class Problem(BaseModel):
-    detail: str = Field(description="One plain sentence.")
-
-
-# ---- measuring ------------------------------------------------------------------------------------------------------
-class Metrics:
-    """What Prometheus reads; a registry of its own, so that several apps in one process do not mix."""
-
-    def __init__(self, host: Host):
-        self.registry = CollectorRegistry()
-        own = dict(registry=self.registry)
-        self.requests = Counter("fscil_requests", "Requests answered.", ["route", "status"], **own)
-        self.seconds = Histogram("fscil_request_seconds", "From request to answer.", ["route"], **own)
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batch = Histogram(
-            "fscil_batch_pictures", "Pictures that went through the model at once.", buckets=sizes, **own
-        )
-        self.queue = Gauge("fscil_queue_requests", "Requests to recognise that wait for the model.", **own)
-        self.lessons = Counter("fscil_lessons", "Changes made to the model by this process.", ["action"], **own)
-        Gauge("fscil_classes", "Classes known.", **own).set_function(lambda: len(host.classes))
-        ProcessCollector(registry=self.registry)
-
-
-# ---- recognising together -------------------------------------------------------------------------------------------
-@dataclass
-class _Job:
-    pictures: list[np.ndarray | str]
-    top: int
-    answer: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class Batcher:
-    """Requests that wait at the same time share a forward pass; one thread runs them.
-
-    While the model is busy they gather by themselves; if it is free, the first waits `patience` seconds for others. At
-    most `max_batch` pictures go together, unless a single request has more.
-    """
-
-    def __init__(self, host: Host, metrics: Metrics, max_batch: int = 32, waiting: int = 128, patience: float = 0.002):
-        self.host, self.metrics, self.max_batch, self.patience = host, metrics, max_batch, patience
-        self.queue: asyncio.Queue[_Job] = asyncio.Queue(waiting)
-        self.thread = ThreadPoolExecutor(1, "recognising")
-        self.left_over: _Job | None = None  # taken from the queue but too large for the last batch
-
-    async def recognise(self, pictures: list[np.ndarray | str], top: int) -> list[Recognition]:
-        job = _Job(pictures, top)
-        try:
-            self.queue.put_nowait(job)
-        except asyncio.QueueFull:
-            raise HTTPException(503, "too many requests wait already; try again in a second", BUSY) from None
-        self.metrics.queue.set(self.queue.qsize())
-        return await job.answer
-
-    async def run(self) -> None:
-        """Works until cancelled."""
-        while True:
-            jobs = await self._gather()
-            self.metrics.queue.set(self.queue.qsize())
-            self.metrics.batch.observe(sum(len(job.pictures) for job in jobs))
-            if not await self._answer(jobs) and len(jobs) > 1:
-                for job in jobs:  # one picture that fails must not fail the others' requests
-                    await self._answer([job])
-
-    async def _gather(self) -> list[_Job]:
-        jobs = [self.left_over or await self.queue.get()]
-        self.left_over = None
-        self._join(jobs)
-        if self.left_over is None and sum(len(job.pictures) for job in jobs) < self.max_batch:
-            await asyncio.sleep(self.patience)
-            self._join(jobs)
-        return jobs
-
-    def _join(self, jobs: list[_Job]) -> None:
-        """Adds what waits in the queue as long as it fits."""
-        count = sum(len(job.pictures) for job in jobs)
-        while self.left_over is None and not self.queue.empty():
-            job = self.queue.get_nowait()
-            count += len(job.pictures)
-            if count > self.max_batch:
-                self.left_over = job
-            else:
-                jobs.append(job)
-
-    async def _answer(self, jobs: Sequence[_Job]) -> bool:
-        """Answers the jobs; of several that fail together none is answered and the result is False."""
-        together, top = [item for job in jobs for item in job.pictures], max(job.top for job in jobs)
-        loop = asyncio.get_running_loop()
-        try:
-            found = iter(await loop.run_in_executor(self.thread, self.host.recognise_decoded, together, top))
-        except Exception as error:
-            if len(jobs) == 1 and not jobs[0].answer.done():
-                jobs[0].answer.set_exception(error)
-            return False
-        for job in jobs:
-            own = [next(found) for _ in job.pictures]
-            if not job.answer.done():  # else the client has gone
-                job.answer.set_result([replace(item, top=item.top[: job.top]) for item in own])
-        return True
-
-
-# ---- the door -------------------------------------------------------------------------------------------------------
-class Door:
-    """Lets a request in if it may enter, bounds its body while it is read, and counts it.
-
-    Without a token only this machine is served, and only requests that were meant for it: a page of another site that
-    sends a form to localhost, or whose name was made to point here, is refused.
-    """
-
-    def __init__(self, app: ASGIApp, token: str | None, request_bytes: int, metrics: Metrics):
-        self.app, self.metrics, self.request_bytes = app, metrics, request_bytes
-        self.token = hashlib.sha256(token.encode()).digest() if token else None
-        self.held = 0  # bytes of all bodies that are being worked on
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        began, status, own = time.perf_counter(), 500, 0
-
-        async def counted_receive() -> Message:
-            nonlocal own
-            message = await receive()
-            size = len(message.get("body", b""))
-            own, self.held = own + size, self.held + size
-            if own > self.request_bytes:
-                raise self._too_large()
-            if self.held > BODIES_AT_ONCE * self.request_bytes:
-                raise HTTPException(503, "too much is being sent at once; try again in a second", BUSY)
-            return message
-
-        async def noted_send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            request = Request(scope)
-            refusal = self._refusal(request)
-            if refusal is None:
-                await self.app(scope, counted_receive, noted_send)
-            else:
-                answer = JSONResponse({"detail": refusal.detail}, refusal.status_code, refusal.headers)
-                await answer(scope, receive, noted_send)
-        finally:
-            self.held -= own
-            route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.labels(route, status).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
-
-    def _refusal(self, request: Request) -> HTTPException | None:
-        headers = request.headers
-        if self.token is not None and request.url.path not in OPEN_TO_ALL:
-            kind, _, given = headers.get("authorization", "").partition(" ")
-            right = hmac.compare_digest(hashlib.sha256(given.strip().encode("latin-1")).digest(), self.token)
-            if kind.lower() != "bearer" or not right:
-                said = "wrong token" if given else "a token is needed: send the header Authorization: Bearer TOKEN"
-                return HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
-        if self.token is None:
-            elsewhere = from_elsewhere(headers.get("origin"), headers.get("host"))
-            if request.url.hostname not in LOCAL_NAMES or elsewhere:
-                return HTTPException(403, "without a token only requests from this machine's own pages are answered")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.request_bytes:
-            return self._too_large()
-        return None
-
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the request is larger than the {self.request_bytes / 1e6:g} MB allowed")
-
-
-# ---- the application ------------------------------------------------------------------------------------------------
 ABOUT = """Few-shot class-incremental learning: names what pictures show, says **unknown** when it is none of the known
 classes, and learns new classes from a few pictures each. Lessons change the model folder at once and for good; `/undo`
 takes them back."""
@@ -293,15 +48,42 @@ REFUSALS = {
 }
 
 
+class Metrics:
+    """What Prometheus reads; a registry of its own, so that several apps in one process do not mix."""
+
+    def __init__(self, host: Host):
+        self.registry = CollectorRegistry()
+        own = dict(registry=self.registry)
+        self.requests = Counter("fscil_requests", "Requests answered.", ["route", "status"], **own)
+        self.seconds = Histogram("fscil_request_seconds", "From request to answer.", ["route"], **own)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+        self.batch = Histogram(
+            "fscil_batch_pictures", "Pictures that went through the model at once.", buckets=sizes, **own
+        )
+        self.queue = Gauge("fscil_queue_requests", "Requests to recognise that wait for the model.", **own)
+        self.lessons = Counter("fscil_lessons", "Changes made to the model by this process.", ["action"], **own)
+        Gauge("fscil_classes", "Classes known.", **own).set_function(lambda: len(host.classes))
+        ProcessCollector(registry=self.registry)
+
+    def note(self, scope: Scope, status: int, seconds: float) -> None:
+        """Counts a request that was answered."""
+        route = getattr(scope.get("route"), "path", "other")
+        self.requests.labels(route, status).inc()
+        self.seconds.labels(route).observe(seconds)
+
+
 def make_app(
     host: Host,
     token: str | None = None,
+    address: str = "127.0.0.1",
     *,
     max_batch: int = 32,
     waiting: int = 128,
     patience: float = 0.002,
-) -> FastAPI:
-    """The server of one model. At most `max_batch` pictures go through it at once and `waiting` requests queue.
+) -> Gate:
+    """The server of one model, behind its gate, for listening at `address`.
+
+    At most `max_batch` pictures go through the model at once and `waiting` requests queue.
 
     >>> app = make_app(Host("birds"), token="secret")  # doctest: +SKIP
     """
@@ -321,7 +103,7 @@ def make_app(
     async def change(action: str, lesson: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
         nonlocal lessons_waiting
         if lessons_waiting >= LESSONS_WAITING:
-            raise HTTPException(503, "too many lessons wait already; try again later", BUSY)
+            raise Busy("too many lessons wait already; try again later")
         lessons_waiting += 1
         try:
             event = await asyncio.get_running_loop().run_in_executor(teacher, lesson, *arguments)
@@ -394,6 +176,10 @@ def make_app(
         """Whether the server answers; needs no token."""
         return Health(status="ok", version=__version__)
 
+    @app.exception_handler(Busy)
+    async def come_back(request: Request, error: Busy) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 503, BUSY)
+
     @app.exception_handler(UserError)
     async def explain(request: Request, error: UserError) -> JSONResponse:
         ours = isinstance(error.__cause__, OSError)  # the folder could not be written: not the client's doing
@@ -407,20 +193,30 @@ def make_app(
         said = "; ".join(f"{found['loc'][-1]}: {found['msg']}" for found in error.errors())
         return JSONResponse({"detail": said}, 422)
 
-    app.add_middleware(Door, token=token, request_bytes=host.limits.request_bytes, metrics=metrics)
-    return app
+    return Gate(
+        app,
+        host.limits.request_bytes,
+        allowed_names(address, open_to_others=token is not None),
+        own_origin=token is None,  # a browser sends no token by itself
+        admit=lambda scope: check_token(scope, token),
+        ended=metrics.note,
+    )
+
+
+def check_token(scope: Scope, token: str | None) -> Refusal | None:
+    """Refuses a request without the token, in the same time whatever it says."""
+    if token is None or scope["path"] in OPEN_TO_ALL:
+        return None
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    kind, _, said = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    digests = (hashlib.sha256(text).digest() for text in (said.strip(), token.encode()))
+    if hmac.compare_digest(*digests) and kind.lower() == b"bearer":
+        return None
+    reason = "wrong token" if said else "a token is needed: send the header Authorization: Bearer TOKEN"
+    return Refusal(401, reason, {"www-authenticate": "Bearer"})
 
 
 async def contents(files: Sequence[UploadFile], most: int) -> list[bytes]:
     if len(files) > most:
         raise HTTPException(413, f"{len(files)} pictures are too many at once; send at most {most}")
     return [await file.read() for file in files]
-
-
-# ---- running it -----------------------------------------------------------------------------------------------------
-def serve(app: FastAPI, listening: socket.socket) -> None:
-    """Runs until SIGTERM or Ctrl-C, then answers what has arrived and finishes the lesson that is being written."""
-    import uvicorn
-
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-    uvicorn.Server(config).run(sockets=[listening])

@@ -1,35 +1,18 @@
-"""Where the web page and the server listen, and whom a listener on this machine alone may answer."""
+"""Where the web page and the server listen, the connections they take, and how they come to an end."""
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
 import socket
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from fscil.errors import UserError
 
-LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
+if TYPE_CHECKING:
+    from fscil.serving.gate import Gate
 
-
-def is_local(address: str) -> bool:
-    """Whether only this machine can reach what listens at the address.
-
-    >>> is_local("127.0.0.1"), is_local("localhost"), is_local("::1"), is_local("0.0.0.0"), is_local("example.org")
-    (True, True, True, False, False)
-    """
-    try:
-        return address == "localhost" or ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def from_elsewhere(origin: str | None, host: str | None) -> bool:
-    """Whether a browser sent a request from a page of another site; programs name no origin.
-
-    >>> from_elsewhere("http://127.0.0.1:80", "127.0.0.1:80"), from_elsewhere("http://other.org", "127.0.0.1:80")
-    (False, True)
-    """
-    return origin is not None and urlsplit(origin).netloc != host
+HEADER_SECONDS = 10.0  # from a connection's begin, or the end of its last answer, to the next request's headers
+CONNECTIONS = 512  # at once; beyond them whoever has kept silent longest has to go
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -46,3 +29,83 @@ def listen(address: str, port: int) -> socket.socket:
         raise UserError(
             f"cannot listen on {address}, port {port}: {reason}; choose another --host or --port."
         ) from error
+
+
+def make_server(gate: Gate, patience: float | None = None, connections: int = CONNECTIONS) -> Any:
+    """A uvicorn server; when told to stop, it answers what has arrived whole, for at most `patience` seconds."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            gate.close()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        gate,
+        http=connection_class(connections),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # whoever sends them could say any address
+        timeout_graceful_shutdown=patience,
+    )
+    return Server(config)
+
+
+def connection_class(connections: int) -> type:
+    """uvicorn's connection with a deadline for headers, and a bound on how many there are.
+
+    uvicorn itself waits for ever for the rest of a header, so that a few hundred silent clients would be all it has.
+    """
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Connection(H11Protocol):
+        deadline: asyncio.TimerHandle | None = None
+        heard = 0.0  # when something came in
+
+        @property
+        def answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        @property
+        def silent(self) -> bool:
+            """Whether it is the client's turn: no request yet, or not all of one."""
+            return not self.answering or self.cycle.more_body
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self.heard = self.loop.time()
+            self._watch()
+            if len(self.connections) > connections:
+                others = [other for other in self.connections if other.silent and other is not self]
+                if others:
+                    min(others, key=lambda other: other.heard).transport.abort()
+                else:
+                    self.limit_concurrency = 0  # everybody is being answered: this one is told to come back
+
+        def data_received(self, data: bytes) -> None:
+            self.heard = self.loop.time()
+            super().data_received(data)
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._unwatch()
+
+        def _watch(self) -> None:
+            if self.answering or self.transport.is_closing():
+                self._unwatch()
+            elif self.deadline is None:
+                self.deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+        def _unwatch(self) -> None:
+            if self.deadline is not None:
+                self.deadline.cancel()
+                self.deadline = None
+
+    return Connection

@@ -1,8 +1,4 @@
-"""The web page of `fscil app`, in Gradio: recognise, teach, classes, history. What it shows is drawn by `page_parts`.
-
-Pictures people upload lie in a private folder until they were looked at; files that were never used go after
-`KEPT_UNUSED` seconds, and the folder itself with the process.
-"""
+"""The web page of `fscil app`, in Gradio: recognise, teach, classes, history. `page_parts` draws what it shows."""
 
 from __future__ import annotations
 
@@ -14,28 +10,24 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
-import time
 import webbrowser
-from abc import ABCMeta
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from fscil.errors import UserError
 from fscil.serving import page_parts
-from fscil.serving.listening import LOCAL_NAMES, from_elsewhere, is_local, listen
+from fscil.serving.gate import Gate, Refusal, Scope, allowed_names, is_local
+from fscil.serving.listening import listen, make_server
+from fscil.serving.uploads import Uploads, upload_folder
 
 if TYPE_CHECKING:
     import gradio as gr
 
     from fscil.serving.host import Host
 
-DELETED_AFTER = 1.0  # seconds from a file's use to its end
-KEPT_UNUSED = 900  # seconds that an uploaded file waits to be used
 SHOWN_ALIKE = 3  # known pictures beside an answer, where small copies are kept
 WRONG_PASSWORD = 1.0  # seconds that a wrong password costs; one is tried at a time
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
@@ -45,6 +37,7 @@ NEEDED = re.compile(
     r"|/gradio_api/(upload|upload_progress|queue/join|queue/data|run/\w+|heartbeat/\w+|startup-events|reset|cancel|user|"
     r"login_check|app_id|theme\.css|file=/.*)/?"
 )
+STREAMS = re.compile(r"/gradio_api/(queue/data|heartbeat/\w+|upload_progress)/?")  # last as long as a page is open
 HEADERS = {
     "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' blob:; worker-src 'self' blob:; "
@@ -256,126 +249,7 @@ def _change(change: Callable[[], str]) -> str:
         return page_parts.message("Something went wrong on the server; the model is as it was.", "bad")
 
 
-# ---- uploaded files --------------------------------------------------------------------------------------------------
-class Uploads:
-    """The folder that Gradio puts uploaded files into. What is read and deleted here is always inside it.
-
-    A browser names its files by their paths on this machine, and Gradio does not check those of a mounted page: without
-    this, anybody could have any file of the machine read, and deleted after use.
-    """
-
-    def __init__(self, folder: str | os.PathLike):
-        self.folder = os.path.realpath(folder)
-
-    def check(self, path: str | None) -> str:
-        """The real path of an uploaded file; anything else is refused."""
-        real = os.path.realpath(path or "")
-        if not os.path.isabs(path or "") or os.path.commonpath((self.folder, real)) != self.folder:
-            raise UserError("only uploaded files can be used.")
-        return real
-
-    def take(self, paths: Sequence[str]) -> list[bytes]:
-        try:
-            return [Path(self.check(path)).read_bytes() for path in paths]
-        except (FileNotFoundError, IsADirectoryError):
-            raise UserError("the pictures have waited too long and were deleted; please add them again.") from None
-
-    def discard(self, paths: Sequence[str]) -> None:
-        """Deletes files in a moment: the browser may be about to show them. Files of the same name added since stay."""
-
-        def delete() -> None:
-            for path, before in seen:
-                with contextlib.suppress(OSError):
-                    if os.stat(path).st_ino == before:
-                        os.unlink(path)
-
-        seen = [(path, os.stat(path).st_ino) for path in map(self.check, paths) if os.path.isfile(path)]
-        timer = threading.Timer(DELETED_AFTER, delete)
-        timer.daemon = True
-        timer.start()
-
-    def sweep(self, age: float) -> None:
-        """Deletes files and empty folders that have lain there for more than `age` seconds."""
-        for where, folders, files in os.walk(self.folder, topdown=False):  # passes over what others delete meanwhile
-            for delete, names in ((os.unlink, files), (os.rmdir, folders)):
-                for path in (os.path.join(where, name) for name in names):
-                    with contextlib.suppress(OSError):
-                        if time.time() - os.stat(path).st_mtime > age:
-                            delete(path)
-
-    def only(self, component: type) -> type:
-        """A kind of Gradio component that hands over paths of uploaded files and nothing else.
-
-        As it comes, it would open pictures itself, without our limits, copy the files, and fetch addresses on other
-        servers for whoever asks.
-        """
-        from gradio import Error
-
-        async def stay(_: Any, path: str) -> str:
-            return path
-
-        def paths(_: Any, payload: Any) -> Any:
-            try:
-                if hasattr(payload, "root"):
-                    return [self.check(getattr(item, "image", None) and item.image.path) for item in payload.root]
-                return None if payload is None else self.check(payload.path)
-            except UserError as error:
-                raise Error(page_parts.sentence(str(error)), print_exception=False) from None
-
-        def plain_class(meta: type, *parts: Any) -> type:
-            return ABCMeta.__new__(meta, *parts)  # Gradio's own would write a stub beside this file
-
-        meta = type("Meta", (type(component),), {"__new__": plain_class})
-        changes = {"preprocess": paths, "async_move_resource_to_block_cache": stay, "is_template": True}
-        return meta(component.__name__, (component,), changes)
-
-
 # ---- serving ---------------------------------------------------------------------------------------------------------
-class Guard:
-    """ASGI: only the addresses the page needs, only from itself, only so much at a time; nothing from elsewhere.
-
-    `names` are the host names that a browser may have used. With a page on this machine alone that keeps out other
-    sites whose name is made to point here.
-    """
-
-    def __init__(self, app: Any, request_bytes: int, names: frozenset[str] | None = None):
-        self.app, self.request_bytes, self.names = app, request_bytes, names
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            from starlette.responses import PlainTextResponse
-
-            async def with_headers(event: Any) -> None:
-                if event["type"] == "http.response.start":
-                    event["headers"] = [*event["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
-                await send(event)
-
-            refusal = self.refusal(scope)
-            answer = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0])
-            await answer(scope, receive, with_headers)
-
-    def refusal(self, scope: Any) -> tuple[int, str] | None:
-        """(status, reason) if a request is not let through."""
-        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        name = urlsplit(f"//{headers.get('host', '')}").hostname
-        if self.names is not None and name not in self.names:
-            return 400, "This page is for this machine only."
-        if not NEEDED.fullmatch(scope["path"]):
-            return 404, "Not found."
-        if scope["method"] in ("GET", "HEAD"):
-            return None
-        if from_elsewhere(headers.get("origin"), headers.get("host")):
-            return 403, "Requests from other sites are refused."
-        length = headers.get("content-length", "")
-        if not length.isdigit():
-            return 411, "The size is missing."
-        if int(length) > self.request_bytes:
-            return 413, f"At most {self.request_bytes // 1_000_000} MB can be sent at a time."
-        return None
-
-
 def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", password: str | None = None) -> Any:
     """The page as an ASGI application behind its guard."""
     import gradio as gr
@@ -427,26 +301,19 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
         theme=theme,
         css_paths=[Path(__file__).with_name("page.css")],
     )
-    names = LOCAL_NAMES | {address} if is_local(address) else None
-    return Guard(app, host.limits.request_bytes, names)
+    return Gate(
+        app,
+        host.limits.request_bytes,
+        allowed_names(address, open_to_others=password is not None),
+        admit=only_needed,
+        streams=STREAMS,
+        headers=HEADERS,
+    )
 
 
-@contextlib.contextmanager
-def upload_folder() -> Iterator[Path]:
-    """A private folder for everything that Gradio writes, swept while in use and gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="fscil-app-", ignore_cleanup_errors=True) as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder
-        ended = threading.Event()
-
-        def keep_swept() -> None:
-            while not ended.wait(60):
-                Uploads(folder).sweep(KEPT_UNUSED)
-
-        threading.Thread(target=keep_swept, daemon=True).start()
-        try:
-            yield Path(folder)
-        finally:
-            ended.set()
+def only_needed(scope: Scope) -> Refusal | None:
+    """Turns away what the page itself never asks for."""
+    return None if NEEDED.fullmatch(scope["path"]) else Refusal(404, "not found")
 
 
 def serve(
@@ -473,7 +340,7 @@ def serve(
         stack.enter_context(upload_folder())
         try:
             import gradio  # noqa: F401
-            import uvicorn
+            import uvicorn  # noqa: F401
         except ImportError as error:
             raise UserError(f'the page needs Gradio ({error}): pip install "fscil[app]"') from error
         from fscil.serving.host import Host
@@ -484,8 +351,7 @@ def serve(
         everywhere = address in ("0.0.0.0", "::")
         reached = "127.0.0.1" if everywhere else f"[{address}]" if ":" in address else address
         url = f"http://{reached}:{port}"
-        config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        server = make_server(app, patience=1)  # open pages would keep it
         # Pages that are open when it ends are cut off; that is no error.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # after uvicorn's own end, so that the folder goes too

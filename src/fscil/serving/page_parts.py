@@ -5,16 +5,14 @@ Everything that people can name (classes, files, reasons) is escaped here and no
 
 from __future__ import annotations
 
-import base64
-import io
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
+from fscil.data.uris import data_uri
 from fscil.text import count, percent
 
 if TYPE_CHECKING:
@@ -78,15 +76,6 @@ def message(text: str, kind: str = "good") -> str:
 def placeholder(text: str) -> str:
     """What stands where something will appear."""
     return f'<p class="fs-empty">{escape(text)}</p>'
-
-
-def data_uri(picture: np.ndarray, longest: int | None = None) -> str:
-    """A picture uint8 (height, width, 3) inside the page itself, so that no file of it is ever served."""
-    image, out = Image.fromarray(picture), io.BytesIO()
-    if longest is not None:
-        image.thumbnail((longest, longest))
-    image.save(out, "JPEG", quality=88)
-    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def bars(top: Sequence[tuple[Any, float]], muted: bool = False) -> str:
