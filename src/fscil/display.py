@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -102,3 +103,8 @@ def _figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return str(value)
+
+
+def output_console() -> Console:
+    """Standard output: results. On a pipe wide enough that no column is cut."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140, highlight=False)

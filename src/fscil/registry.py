@@ -245,6 +245,11 @@ def datasets() -> dict[str, DatasetEntry]:
     return {**DATASETS, **_third_party("fscil.datasets")}
 
 
+def backbones() -> dict[str, BackboneEntry]:
+    """Backbones known to work by name; any other plain ViT of timm can be named as "arch.tag"."""
+    return dict(BACKBONES)
+
+
 def _exists(target: str) -> bool:
     return importlib.util.find_spec(target.partition(":")[0]) is not None
 

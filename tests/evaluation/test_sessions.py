@@ -40,7 +40,7 @@ def test_the_table_shows_every_session_and_only_columns_with_values():
     assert [row[:2] for row in rows] == [["0", "12"], ["1", "16"], ["2", "20"], ["3", "24"]]
     last = result["sessions"][-1]
     wanted = [last["accuracy"], last["top5"], last["base_accuracy"], last["new_accuracy"], last["hacc"]["group"]]
-    assert rows[-1][2:7] == [f"{value:.2f}" for value in wanted] and rows[-1][-2:] == ["33.0 s", "300 MB"]
+    assert rows[-1][2:7] == [f"{value:.2f}" for value in wanted] and rows[-1][-2:] == ["33.0 s", "300.0 MB"]
     assert "GPU" not in text and "HAcc (group)" in text
     with_gpu = [{**session, "peak_gpu_memory": 2.5e9} for session in result["sessions"]]
     assert "2.5 GB" in printed(session_table(with_gpu, result["summary"], "group", ""))

@@ -190,7 +190,7 @@ def test_clom_without_margins_and_mapped_loss_is_the_plain_adapter():
     plain = fitted("single_m0", tasks=1, dtype=torch.float64)
     method = fitted("clom", zero, tasks=1, dtype=torch.float64)
     assert_same(method.lora.B, plain.lora.B)
-    assert_same(method.prototypes, plain.prototypes)
+    assert_same(method.prototypes, plain.head.prototypes)
     unrelated = fitted("clom", {**zero, "class_relations": False}, dtype=torch.float64)
     assert_same(unrelated.lora.B, plain.lora.B)
 

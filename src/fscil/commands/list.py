@@ -12,6 +12,7 @@ PANEL = "Look around"
 
 class Kind(str, Enum):
     methods = "methods"
+    heads = "heads"
     datasets = "datasets"
     backbones = "backbones"
     recipes = "recipes"
@@ -19,7 +20,7 @@ class Kind(str, Enum):
 
 
 def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List methods, datasets, backbones, recipes, or the experiments of the paper.
+    """List methods, heads, datasets, backbones, recipes, or the experiments of the paper.
 
     **Examples**
 
@@ -31,6 +32,8 @@ def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) ->
 
     if kind is Kind.methods:
         rows = [(name, entry.title, entry.summary) for name, entry in registry.methods().items()]
+    elif kind is Kind.heads:
+        rows = [(name, entry.title, entry.summary) for name, entry in registry.heads().items()]
     elif kind is Kind.datasets:
         rows = [(name, entry.title, entry.summary) for name, entry in registry.datasets().items()]
     elif kind is Kind.backbones:

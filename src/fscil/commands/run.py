@@ -22,6 +22,12 @@ def run(
     dataset: Annotated[
         str | None, typer.Option("--dataset", "-d", help="See `fscil list datasets`. Default: glyphs.")
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="What makes a classifier of the features, see `fscil list heads`. Default: the method's own."
+        ),
+    ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="`arch.tag` of timm, or one of `fscil list backbones`. Default: the dataset's.")
     ] = None,
@@ -73,6 +79,8 @@ def run(
 
     `fscil run --dataset cifar100 --data-root data/cifar`
 
+    `fscil run --method miam --head closed_form --set head.shrinkage=0.2`
+
     `fscil run --recipe glyphs/smp_full --set options.rank=4 --set transform.scale=[0.3,1]`
 
     `fscil run --dataset cub200 --data-root data/cub --set runtime.micro_batch=8 --set runtime.checkpointing=true`
@@ -94,6 +102,7 @@ def run(
         recipe=recipe,
         fast=fast,
         resume=resume,
+        head=head,
         backbone=backbone,
         weights=weights,
         seed=seed,

@@ -40,7 +40,7 @@ from fscil.evaluation.charts import (
     subplots,
 )
 from fscil.evaluation.limits import changed_settings, reductions
-from fscil.evaluation.tables import Groups, Result, Value, dataset_title, method_title, metric, over_seeds
+from fscil.evaluation.tables import Groups, Result, Value, dataset_title, metric, over_seeds, run_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,8 @@ def accuracy_curve(result: Result, path: str | Path | None = None, stamp: str = 
         axes.set_ylabel("top-1 accuracy (%)")
         axes.margins(x=0.05)
         config = result["config"]
-        title = f"{method_title(config['method'])} on {dataset_title(config['dataset'])}, seed {config['seed']}"
+        name = run_title(config["method"], (config.get("head") or {}).get("name"))
+        title = f"{name} on {dataset_title(config['dataset'])}, seed {config['seed']}"
         axes.set_title("\n".join([title, *reductions(result)]))
         figure.legend(loc="outside upper center", ncols=3)
         changed = "; ".join(changed_settings(result).values())

@@ -38,7 +38,9 @@ class Results:
 
     @property
     def title(self) -> str:
-        return f"{self.config['method']} on {self.config['dataset']}, seed {self.config['seed']}"
+        head = self.config.get("head")
+        method = self.config["method"] + (f" + {head['name']}" if head else "")
+        return f"{method} on {self.config['dataset']}, seed {self.config['seed']}"
 
     def table(self) -> str:
         """The sessions as text, in the form `fscil run` prints them."""

@@ -162,13 +162,13 @@ def group_runs(results: Iterable[Result]) -> dict[str, list[Result]]:
 
     groups = {}
     for identity, members in gathered.items():
-        method = settings[identity]["method"]
-        rivals = [other for other in settings.values() if other["method"] == method]
         own = settings[identity]
+        method, head = own["method"], own.get("head.name")
+        rivals = [other for other in settings.values() if (other["method"], other.get("head.name")) == (method, head)]
         differing = [key for key in own if any(other.get(key) != own[key] for other in rivals)]
         # the reader knows which dataset a table is about, so it names a setting only when nothing else does
         shown = [key for key in differing if key != "dataset"] or differing
-        label = method_title(method)
+        label = run_title(method, head)
         if shown:
             label += " (" + ", ".join(f"{key.removeprefix('options.')}={own[key]}" for key in shown) + ")"
         if label in groups:
@@ -185,6 +185,14 @@ def method_title(method: str) -> str:
     """The name a method carries in tables and figures."""
     entry = registry.methods().get(method) or registry.METHODS.get(method)
     return entry.title if entry else method
+
+
+def run_title(method: str, head: str | None = None) -> str:
+    """A method's name, with that of the head where it is not the method's own: "+MIAM + closed form"."""
+    if head is None:
+        return method_title(method)
+    entry = registry.heads().get(head)
+    return f"{method_title(method)} + {entry.title if entry else head}"
 
 
 def dataset_title(dataset: str) -> str:
@@ -392,7 +400,7 @@ def paper_numbers(result: Result) -> dict:
     data = config.get("data") or {}
     base, way = paper.PROTOCOL.get(config["dataset"], (None, None))
     same_protocol = data.get("base") in (None, base) and data.get("way") in (None, way) and data.get("limit") is None
-    if not same_protocol or data.get("tasks") is not None or data.get("validation"):
+    if not same_protocol or data.get("tasks") is not None or data.get("validation") or config.get("head"):
         return {}
     pretraining = "21k" if (config.get("backbone") or "").endswith("augreg_in21k") else "1k"
     return paper.reported(config["dataset"], config["method"], data.get("shots") or 5, pretraining)

@@ -15,6 +15,7 @@ from fscil.strict import flatten, merge, parse_setting
 
 # Where in a configuration the flags of `fscil run` and `fscil compare` go.
 _PLACES = {
+    "head": "head.name",
     "data_root": "data.root",
     "limit": "data.limit",
     "shots_file": "data.shots_file",
@@ -35,6 +36,7 @@ def run(
     resume: bool = False,
     recipe: str | None = None,
     fast: bool = False,
+    head: str | None = None,
     backbone: str | None = None,
     weights: str | Path | None = None,
     seed: int | None = None,
@@ -70,6 +72,7 @@ def run(
         recipe=recipe,
         fast=fast,
         resume=_named(folder) if resume else None,
+        head=head,
         backbone=backbone,
         weights=weights,
         seed=seed,
