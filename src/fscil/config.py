@@ -194,7 +194,7 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
             raise UserError(unknown_key(key, known))
     config = build(RunConfig, values)
     registry.dataset_entry(config.dataset)
-    filled = build(options, config.options, "options.")
+    filled: Any = build(options, config.options, "options.")
     return dataclasses.replace(config, options=plain(dataclasses.asdict(filled)))
 
 
@@ -213,7 +213,7 @@ def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
     hints = typing.get_type_hints(cls)
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             keys += known_keys(hint, f"{prefix}{item.name}.")
         elif cls is not RunConfig or item.name != "options":
             keys.append(prefix + item.name)

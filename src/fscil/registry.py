@@ -16,9 +16,12 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fscil.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from fscil.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,7 @@ def load_target(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def method_class(name: str) -> type:
+def method_class(name: str) -> type[Method]:
     """The class of a method, imported (this is where torch comes in)."""
-    return load_target(method_entry(name).target)
+    cls: type[Method] = load_target(method_entry(name).target)
+    return cls
