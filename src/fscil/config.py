@@ -236,7 +236,7 @@ def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
     hints = typing.get_type_hints(cls)
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             keys += known_keys(hint, f"{prefix}{item.name}.")
         elif cls is not RunConfig or item.name not in ("options", "head"):
             keys.append(prefix + item.name)

@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to, which becomes `path` when the block ends well and vanishes when it does not."""
     path = Path(path)
     aside = None
@@ -68,13 +68,13 @@ def _explain(path: Path, error: OSError) -> str:
     return f'cannot write "{path}": {error.strerror or error}'
 
 
-def atomic_write(path: str | os.PathLike, data: bytes | str) -> None:
+def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Write a whole file, or nothing."""
     with atomic_path(path) as aside:
         aside.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def write_json(path: str | os.PathLike, data: Mapping[str, Any]) -> None:
+def write_json(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
     """Write a JSON object with the format version first."""
     atomic_write(path, _indented({"format_version": FORMAT_VERSION, **data}) + "\n")
 
@@ -89,7 +89,7 @@ def _indented(value: Any, margin: str = "") -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def read_json(path: str | os.PathLike) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what `write_json` wrote, without the format version; anything else is a UserError."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
     return data
 
 
-def check_version(path: str | os.PathLike, version: Any) -> None:
+def check_version(path: str | os.PathLike[str], version: Any) -> None:
     """Refuse files of another program or of a format this version does not know."""
     try:
         version = int(version)
@@ -117,7 +117,9 @@ def check_version(path: str | os.PathLike, version: Any) -> None:
         raise UserError(f'"{path}" has format version {version}, which no fscil ever wrote')
 
 
-def save_tensors(path: str | os.PathLike, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
+def save_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None
+) -> None:
     """Write tensors and a JSON-able `meta` into one safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -144,7 +146,7 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return owned
 
 
-def load_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote: (tensors on the CPU, meta)."""
     from safetensors import SafetensorError, safe_open
 
@@ -162,7 +164,7 @@ def load_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
         raise UserError(f'"{path}" is damaged: its description is not JSON ({error})') from error
 
 
-def digest_file(path: str | os.PathLike, algorithm: str = "sha256") -> str:
+def digest_file(path: str | os.PathLike[str], algorithm: str = "sha256") -> str:
     """The hash of a file's content, in hexadecimal."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     with open(path, "rb") as file:

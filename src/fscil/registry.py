@@ -24,6 +24,7 @@ from fscil.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from fscil.heads.base import Head
+    from fscil.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,11 @@ METHODS: dict[str, MethodEntry] = {
     ),
     "closed_form": MethodEntry(
         _SMP, "MIAM + closed form", "merged adapters, training-free calibration", {"calibration": "closed_form"}, "smp"
+    ),
+    "chord": MethodEntry(
+        "fscil.methods.chord:Chord",
+        "CHORD",
+        "adapter sets of opposite margins and the frozen features side by side, one corrected discriminant",
     ),
     "frozen": MethodEntry("fscil.methods.frozen:Frozen", "Frozen", "the backbone as it is, with a head of choice"),
     "simplecil": MethodEntry("fscil.methods.frozen:Frozen", "SimpleCIL", "frozen features, prototypes"),
@@ -278,11 +284,13 @@ def load_target(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def method_class(name: str) -> type:
+def method_class(name: str) -> type[Method]:
     """The class of a method, imported (this is where torch comes in)."""
-    return load_target(method_entry(name).target)
+    cls: type[Method] = load_target(method_entry(name).target)
+    return cls
 
 
 def head_class(name: str) -> type[Head]:
     """The class of a head, imported."""
-    return load_target(head_entry(name).target)
+    cls: type[Head] = load_target(head_entry(name).target)
+    return cls

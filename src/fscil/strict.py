@@ -78,7 +78,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         if value not in choices and not isinstance(value, hint):
             raise UserError(_not_a_choice(key, value, choices))
         return hint(value)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else build(hint, value, f"{key}.")
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
@@ -161,9 +161,10 @@ def parse_setting(text: str) -> dict[str, Any]:
         parsed = yaml.safe_load(value) if value.strip() else None
     except yaml.YAMLError as error:
         raise UserError(f'--set "{text}": the value is not valid YAML ({" ".join(str(error).split())})') from error
-    for part in reversed(parts):
-        parsed = {part: parsed}
-    return parsed
+    setting: dict[str, Any] = {parts[-1]: parsed}
+    for part in reversed(parts[:-1]):
+        setting = {part: setting}
+    return setting
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from fscil.backbones.huggingface import from_huggingface
 from fscil.backbones.vit import Backbone
+from fscil.data.transforms import NORMALISATIONS
 from fscil.errors import UserError, nearest
 
-GLYPH_VITS = {
+GLYPH_VITS: dict[str, dict[str, Any]] = {
     "glyph_vit_a": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
     "glyph_vit_b": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
 }
@@ -41,10 +43,12 @@ def make_backbone(
     known = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in known:
         raise UserError(f'backbone "{name}" has an unknown weights tag "{tag}".{nearest(name, known)}')
-    options = dict(num_classes=0) | ({"img_size": image_size} if image_size else {})
+    options: dict[str, Any] = dict(num_classes=0) | ({"img_size": image_size} if image_size else {})
     try:
         if pretrained and weights is None:
-            _require_hub(timm.get_pretrained_cfg(name).hf_hub_id)
+            published = timm.get_pretrained_cfg(name)
+            if published is not None and published.hf_hub_id:
+                _require_hub(published.hf_hub_id)
         vit = timm.create_model(name, pretrained=pretrained and weights is None, **options)
     except Exception as problem:  # the hub raises many kinds of errors when it cannot be reached
         if weights is None and pretrained:
@@ -56,9 +60,9 @@ def make_backbone(
         raise
     if weights is not None:
         load_weights(vit, weights)
-    config = vit.pretrained_cfg
+    config: Any = vit.pretrained_cfg
     plain = "augreg" in tag  # every prompt and LoRA code of the field feeds these [0, 1]
-    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (config["mean"], config["std"])
+    mean, std = NORMALISATIONS["none"] if plain else (config["mean"], config["std"])
     return Backbone(vit, name, mean, std)
 
 

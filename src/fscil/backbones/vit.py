@@ -14,6 +14,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fscil.backbones.lora import KVLinear, LoRA
+from fscil.data.transforms import Colour
 from fscil.errors import UserError
+
+if TYPE_CHECKING:
+    from fscil.runtime import Runtime
 
 Prefix = Callable[[int], tuple[Tensor, Tensor] | None]  # block -> (keys, values), each (B, heads, length, head_dim)
 
@@ -37,6 +42,8 @@ class Backbone(nn.Module):
     (3, 16)
     """
 
+    vit: Any  # timm's VisionTransformer, whose modules are known by what they do
+
     def __init__(
         self,
         vit: nn.Module,
@@ -46,11 +53,12 @@ class Backbone(nn.Module):
     ):
         super().__init__()
         _check_plain(vit, name)
-        self.vit, self.name, self.mean, self.std = vit.eval().requires_grad_(False), name, tuple(mean), tuple(std)
-        for block in vit.blocks:
+        self.vit, self.name = vit.eval().requires_grad_(False), name
+        self.mean, self.std = cast("Colour", tuple(mean)), cast("Colour", tuple(std))
+        for block in self.vit.blocks:
             block.attn.qkv = KVLinear(block.attn.qkv)
         self.checkpointing = False
-        self._run_block: Callable = run_block
+        self._run_block: Callable[..., tuple[Tensor, Tensor]] = run_block
         self._hash: str | None = None
         self._master: dict[str, Tensor] | None = None  # the weights before rounding, on the CPU
 
@@ -103,7 +111,7 @@ class Backbone(nn.Module):
             self._hash = digest.hexdigest()[:16]
         return self._hash
 
-    def prepare(self, runtime) -> Backbone:
+    def prepare(self, runtime: Runtime) -> Backbone:
         """Moves the weights to the runtime's device and precision and compiles the block if asked for."""
         _ = self.hash  # taken before any rounding
         if runtime.dtype == torch.bfloat16 and self.dtype != torch.bfloat16:
@@ -157,6 +165,31 @@ class Backbone(nn.Module):
         patches = grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, 3 * height * width)
         return embed.norm(F.linear(patches, proj.weight.flatten(1), proj.bias))
 
+    @overload
+    def blocks(
+        self,
+        tokens: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        lora: LoRA | None = None,
+        prefix: Prefix | None = None,
+        pooled: bool = False,
+        probes: None = None,
+    ) -> Tensor: ...
+
+    @overload
+    def blocks(
+        self,
+        tokens: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        lora: LoRA | None = None,
+        prefix: Prefix | None = None,
+        pooled: bool = False,
+        *,
+        probes: Sequence[Tensor],
+    ) -> tuple[Tensor, list[Tensor]]: ...
+
     def blocks(
         self,
         tokens: Tensor,
@@ -202,7 +235,7 @@ class Backbone(nn.Module):
 
 
 def run_block(
-    block: nn.Module,
+    block: Any,
     tokens: Tensor,
     factors: tuple[Tensor, Tensor] | None = None,
     shared: bool = False,
@@ -222,7 +255,7 @@ def run_block(
 
 
 def attend(
-    attn: nn.Module,
+    attn: Any,
     x: Tensor,
     factors: tuple[Tensor, Tensor] | None = None,
     shared: bool = False,
@@ -247,7 +280,7 @@ def attend(
     return attn.proj_drop(attn.proj(out))
 
 
-def _check_plain(vit: nn.Module, name: str) -> None:
+def _check_plain(vit: Any, name: str) -> None:
     """Refuses models whose blocks are not the plain pre-norm kind this module knows how to run."""
     from timm.layers import Attention as LayersAttention
     from timm.models.vision_transformer import Attention, Block, VisionTransformer

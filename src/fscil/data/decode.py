@@ -7,18 +7,25 @@ import io
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fscil.errors import UserError
 from fscil.files import atomic_path, load_tensors, save_tensors
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fscil.data.pixels import ImageStore
+
+    Index = tuple[Tensor, Tensor, list[str]]  # sizes and positions of the readable images, the others
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 MAX_PIXELS = 89_478_485  # a 256 MiB picture of 24 bits; also where Pillow begins to warn
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -31,7 +38,7 @@ class DecodeError(UserError):
 
 
 def decode_image(
-    source: str | os.PathLike | bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS, short_side: int | None = None
+    source: str | os.PathLike[str] | bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS, short_side: int | None = None
 ) -> np.ndarray:
     """A picture as uint8 (height, width, 3), whatever its mode: the way a viewer shows it.
 
@@ -55,7 +62,7 @@ def decode_image(
         raise DecodeError(f"{name}: more pixels than the {max_pixels} allowed") from None
     except FileNotFoundError:
         raise DecodeError(f"{name}: no such file") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise DecodeError(f"{name}: not a picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged data
         raise DecodeError(f"{name}: {error or type(error).__name__}") from error
@@ -94,11 +101,11 @@ def _reduced(picture: Image.Image, short_side: int | None) -> Image.Image:
     return picture.resize(size, Image.Resampling.BICUBIC)
 
 
-def in_order(function: Callable, items: Iterable, workers: int | None = None) -> Iterator:
+def in_order(function: Callable[[S], T], items: Iterable[S], workers: int | None = None) -> Iterator[T]:
     """`map(function, items)` over threads: results in order, only a few ahead of the consumer."""
     workers = workers or min(32, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
-        waiting: deque = deque()
+        waiting: deque[Future[T]] = deque()
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
@@ -112,8 +119,8 @@ def in_order(function: Callable, items: Iterable, workers: int | None = None) ->
 
 
 def decode_store(
-    files: Sequence[str | os.PathLike],
-    cache: str | os.PathLike,
+    files: Sequence[str | os.PathLike[str]],
+    cache: str | os.PathLike[str],
     *,
     short_side: int | None = None,
     skip_bad: bool = False,
@@ -144,7 +151,7 @@ def decode_store(
     return _open_store(pixels_path, sizes, map_above), kept.tolist()
 
 
-def _read_index(pixels_path: Path, index_path: Path, count: int):
+def _read_index(pixels_path: Path, index_path: Path, count: int) -> Index | None:
     """(sizes, kept, bad) of a whole cache, or None."""
     try:
         tensors, meta = load_tensors(index_path)
@@ -155,10 +162,17 @@ def _read_index(pixels_path: Path, index_path: Path, count: int):
         return None
 
 
-def _decode_to_disk(files, names, pixels_path: Path, index_path: Path, short_side: int | None, workers: int | None):
+def _decode_to_disk(
+    files: Sequence[str | os.PathLike[str]],
+    names: Sequence[str],
+    pixels_path: Path,
+    index_path: Path,
+    short_side: int | None,
+    workers: int | None,
+) -> Index:
     import torch
 
-    def attempt(job: tuple) -> np.ndarray | str:
+    def attempt(job: tuple[str | os.PathLike[str], str]) -> np.ndarray | str:
         file, name = job
         try:
             return decode_image(file, short_side=short_side)
@@ -166,7 +180,9 @@ def _decode_to_disk(files, names, pixels_path: Path, index_path: Path, short_sid
             return f"{name} ({str(error).removeprefix(f'{file}: ')})"
 
     Image.init()  # all decoders, before threads ask for them
-    sizes, kept, bad = [], [], []
+    sizes: list[tuple[int, ...]] = []
+    kept: list[int] = []
+    bad: list[str] = []
     with atomic_path(pixels_path) as aside, open(aside, "wb") as out:
         index_path.unlink(missing_ok=True)
         decoded = in_order(attempt, zip(files, names), workers)
@@ -184,7 +200,7 @@ def _decode_to_disk(files, names, pixels_path: Path, index_path: Path, short_sid
     return index
 
 
-def _open_store(path: Path, sizes, map_above: int | None) -> ImageStore:
+def _open_store(path: Path, sizes: Tensor, map_above: int | None) -> ImageStore:
     import psutil
     import torch
 
@@ -200,7 +216,7 @@ def _open_store(path: Path, sizes, map_above: int | None) -> ImageStore:
     return ImageStore(flat, lengths.cumsum(0) - lengths, sizes)
 
 
-def _progress(items: Iterable, total: int, description: str) -> Iterator:
+def _progress(items: Iterable[T], total: int, description: str) -> Iterator[T]:
     from rich.progress import track
 
     from fscil.data.downloads import console

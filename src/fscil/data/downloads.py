@@ -15,9 +15,13 @@ import urllib.request
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from fscil.errors import UserError
 from fscil.files import digest_file
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CHUNK = 1 << 20
 ATTEMPTS = 3
@@ -32,13 +36,13 @@ class Archive:
 
 
 @functools.lru_cache
-def console():
+def console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
 
 
-def fetch(archive: Archive, folder: str | os.PathLike) -> Path:
+def fetch(archive: Archive, folder: str | os.PathLike[str]) -> Path:
     """Download `archive` into `folder`, continuing a former attempt, and return its path once its checksum is right."""
     target = Path(folder) / archive.file
     if target.exists():
@@ -114,7 +118,7 @@ def verify(path: Path, archive: Archive) -> Path:
     return path
 
 
-def unpack(path: str | os.PathLike, folder: str | os.PathLike) -> None:
+def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Unpack a tar archive into `folder`, all of it or nothing.
 
     Plain files and folders only, none outside `folder`: an absolute path, a `..` or a link refuses the archive.
@@ -137,7 +141,9 @@ def unpack(path: str | os.PathLike, folder: str | os.PathLike) -> None:
                         place.mkdir(parents=True, exist_ok=True)
                         continue
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    with tar.extractfile(member) as source, open(place, "wb") as out:
+                    source = tar.extractfile(member)
+                    assert source is not None  # it is a plain file
+                    with source, open(place, "wb") as out:
                         shutil.copyfileobj(source, out, CHUNK)
             for item in Path(aside).iterdir():
                 if not (folder / item.name).exists():

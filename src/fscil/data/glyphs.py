@@ -24,7 +24,7 @@ import unicodedata
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from fscil.errors import UserError, nearest
 
 if TYPE_CHECKING:
     import torch
+    from PIL.ImageFont import FreeTypeFont
 
 RENDERER_VERSION = 1  # part of the cache key: raise it whenever the same arguments give other pixels
 IMAGE_SIZE = 48
@@ -91,9 +92,12 @@ DRAWS = _SCALARS + _FIELDS  # uniform numbers per picture, besides the pixel noi
 
 
 @functools.cache
-def glyph_classes() -> dict[str, list[dict]]:
+def glyph_classes() -> dict[str, list[dict[str, Any]]]:
     """The frozen classes: {"benchmark": [{"code": 1046, "fonts": [...]}, ...], "pretrain": [...]}."""
-    return json.loads((Path(__file__).parent / "glyph_classes.json").read_text(encoding="utf-8"))
+    classes: dict[str, list[dict[str, Any]]] = json.loads(
+        (Path(__file__).parent / "glyph_classes.json").read_text(encoding="utf-8")
+    )
+    return classes
 
 
 def class_name(code: int) -> str:
@@ -110,7 +114,7 @@ def font_path(name: str) -> Path:
 
 
 @functools.cache
-def _load_font(name: str, size: int):
+def _load_font(name: str, size: int) -> FreeTypeFont:
     from PIL import ImageFont
 
     return ImageFont.truetype(str(font_path(name)), size, layout_engine=ImageFont.Layout.BASIC)
@@ -124,7 +128,7 @@ def glyph_mask(code: int, font: str) -> np.ndarray:
     from PIL import Image, ImageDraw
 
     typeface, text = _load_font(font, 96), chr(code)
-    left, top, right, bottom = typeface.getbbox(text)
+    left, top, right, bottom = cast("tuple[int, int, int, int]", typeface.getbbox(text))
     canvas = Image.new("L", (max(right - left, 1) + 8, max(bottom - top, 1) + 8))
     ImageDraw.Draw(canvas).text((4 - left, 4 - top), text, font=typeface, fill=255)
     mask = Image.new("L", (MASK_SIZE, MASK_SIZE))
@@ -159,7 +163,8 @@ def compose(masks: torch.Tensor, draws: torch.Tensor, noise: torch.Tensor, nuisa
     columns = iter(scalars.unbind(1))
 
     def uniform(low: float, high: float) -> torch.Tensor:  # (B, 1, 1)
-        return (low + (high - low) * next(columns))[:, None, None]
+        drawn: torch.Tensor = low + (high - low) * next(columns)
+        return drawn[:, None, None]
 
     def either(limit: float) -> torch.Tensor:
         return uniform(-limit, limit)

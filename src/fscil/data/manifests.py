@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fscil.errors import UserError
 from fscil.files import FORMAT_VERSION, atomic_write, read_json
@@ -76,7 +76,7 @@ class Manifest:
                 found[entry.label].append(position)
         return found
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, one image a line."""
         about = {"format_version": FORMAT_VERSION, "kind": "split", "split_hash": self.hash, **self._as_dict()}
         entries = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in about.pop("entries"))
@@ -84,7 +84,7 @@ class Manifest:
         atomic_write(path, f'{head[:-1]}, "entries": [\n{entries}\n]}}\n')
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> Manifest:
+    def load(cls, path: str | os.PathLike[str]) -> Manifest:
         """Read a saved manifest; the hash it carries must be its own."""
         data = read_json(path)
         try:
@@ -100,7 +100,7 @@ class Manifest:
             raise UserError(f'"{path}" was changed after it was written: its entries do not match its split_hash')
         return manifest
 
-    def _as_dict(self) -> dict:
+    def _as_dict(self) -> dict[str, Any]:
         return {
             "dataset": self.dataset,
             "split": self.split,
@@ -116,7 +116,11 @@ def _read_entry(image: object, split: object, label: object) -> Entry:
 
 
 def manifest_of_lists(
-    dataset: str, split: str, class_names: Sequence[str], train: Iterable[tuple], test: Iterable[tuple]
+    dataset: str,
+    split: str,
+    class_names: Sequence[str],
+    train: Iterable[tuple[str | int, int]],
+    test: Iterable[tuple[str | int, int]],
 ) -> Manifest:
     """A manifest from (image, class number) pairs, kept in the order given."""
     entries = [Entry(image, TRAIN, label) for image, label in train] + [

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,13 +41,13 @@ class Pictures:
         return len(self.kept)
 
 
-def folders_in(root: str | os.PathLike) -> list[Path]:
+def folders_in(root: str | os.PathLike[str]) -> list[Path]:
     """The folders directly in `root`, sorted; hidden ones are passed over."""
     root = Path(root)
     return sorted(path for path in root.iterdir() if path.is_dir() and _shown(path.name)) if root.is_dir() else []
 
 
-def files_in(root: str | os.PathLike) -> list[Path]:
+def files_in(root: str | os.PathLike[str]) -> list[Path]:
     """All pictures in a folder and below, by suffix, sorted; what is hidden is passed over (macOS leaves ._a.jpg)."""
     found: list[Path] = []
     for where, folders, names in os.walk(root):
@@ -60,7 +60,7 @@ def _shown(name: str) -> bool:
     return not name.startswith(".")
 
 
-def class_folders(root: str | os.PathLike) -> tuple[list[Path], list[str]]:
+def class_folders(root: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
     """Files and class names of a folder that holds one folder of pictures per class.
 
     Files that are no pictures by their suffix are passed over; a class folder without any picture is an error.
@@ -108,7 +108,7 @@ def pair(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
     if y is None and isinstance(X, (str, os.PathLike)):
         X, y = class_folders(X)
     elif y is None and isinstance(X, torch.utils.data.Dataset):
-        pairs = [X[index] for index in range(len(X))]
+        pairs = _items(X)
         if not all(isinstance(item, (tuple, list)) and len(item) == 2 for item in pairs):
             raise UserError("a dataset without y must yield (picture, label) pairs.")
         names = getattr(X, "classes", None)  # torchvision's datasets number their classes and keep the names apart
@@ -133,8 +133,7 @@ def _plain(label: Any) -> Any:
 def listed(X: Any) -> Sequence[Any]:
     """Pictures as a sequence: a single one is a list of one; a dataset may yield pictures or pairs."""
     if isinstance(X, torch.utils.data.Dataset):
-        items = [X[index] for index in range(len(X))]
-        return [item[0] if isinstance(item, (tuple, list)) else item for item in items]
+        return [item[0] if isinstance(item, (tuple, list)) else item for item in _items(X)]
     if isinstance(X, (str, os.PathLike)):
         path = Path(X)
         return files_in(path) if path.is_dir() else [path]
@@ -143,8 +142,12 @@ def listed(X: Any) -> Sequence[Any]:
     if isinstance(X, (np.ndarray, Tensor)) and X.ndim not in (1, 4):
         raise UserError(f"pictures of shape {tuple(X.shape)}: give (n, height, width, 3), or (n, 3, height, width).")
     if isinstance(X, np.ndarray) and X.ndim == 1:
-        return X.tolist()
-    return X if isinstance(X, Sequence | np.ndarray | Tensor) else list(X)
+        return list(X.tolist())
+    return cast("Sequence[Any]", X if isinstance(X, Sequence | np.ndarray | Tensor) else list(X))
+
+
+def _items(dataset: Any) -> list[Any]:
+    return [dataset[index] for index in range(len(dataset))]
 
 
 def _is_number(X: Any) -> bool:

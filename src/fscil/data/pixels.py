@@ -219,7 +219,8 @@ class Pixels:
             0, 255
         )  # Pillow resizes rows first, clips, then columns
         levels = (rows.unsqueeze(1) @ levels).clamp_(0, 255)
-        return (levels / 255 - self._mean) / self._std
+        normalised: Tensor = (levels / 255 - self._mean) / self._std
+        return normalised
 
 
 def resampling_matrix(

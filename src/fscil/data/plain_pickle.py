@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import pickletools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -41,7 +42,7 @@ VALUES = {"BININT", "BININT1", "BININT2", "BINUNICODE", "BINBYTES", "SHORT_BINBY
 SHORT_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def read_plain_pickle(path: str | os.PathLike) -> dict[str, Any]:
+def read_plain_pickle(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The dict that a CIFAR file holds, keys as text; UserError for anything else.
 
     Strings of Python 2 come as bytes, arrays as uint8 `ndarray`s.
@@ -58,7 +59,7 @@ def read_plain_pickle(path: str | os.PathLike) -> dict[str, Any]:
         raise UserError(f'"{path}" is refused as a CIFAR python file: {error}') from error
 
 
-def _follow(file) -> Any:
+def _follow(file: BinaryIO) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -69,7 +70,8 @@ def _follow(file) -> Any:
         del stack[start:]
         return items
 
-    for opcode, argument, position in pickletools.genops(file):
+    operations: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]] = pickletools.genops(file)
+    for opcode, argument, position in operations:
         name = opcode.name
         if name == "PROTO":
             continue
@@ -124,7 +126,7 @@ def _follow(file) -> Any:
     raise ValueError("it ends early")
 
 
-def _called(name: str, arguments: tuple) -> Any:
+def _called(name: str, arguments: tuple[Any, ...]) -> Any:
     """What the call of a known name stands for."""
     if name in RECONSTRUCT and arguments[0] == _Name("numpy ndarray"):
         return _Array()
@@ -138,7 +140,7 @@ def _called(name: str, arguments: tuple) -> Any:
     raise ValueError(f"it calls {name.replace(' ', '.')} in an unknown way")
 
 
-def _built(target: Any, state: tuple) -> None:
+def _built(target: Any, state: tuple[Any, ...]) -> None:
     if isinstance(target, _Uint8):  # byte order and flags: one byte has no order
         return
     _, shape, dtype, fortran, data = state

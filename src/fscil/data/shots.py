@@ -52,7 +52,7 @@ def seeded_shots(pools: Pools, shots: int, seed: int) -> Ledger:
     return ledger
 
 
-def index_file_shots(folder: str | os.PathLike, pools: Pools) -> tuple[list[Image], Ledger]:
+def index_file_shots(folder: str | os.PathLike[str], pools: Pools) -> tuple[list[Image], Ledger]:
     """The lists that CEC and its successors share: (images of the base task, ledger).
 
     `folder` holds session_1.txt (base) and one session_<t+1>.txt for each task t, an image a line: for CIFAR its
@@ -100,7 +100,7 @@ def index_file_shots(folder: str | os.PathLike, pools: Pools) -> tuple[list[Imag
     return base, ledger
 
 
-def ledger_shots(path: str | os.PathLike, pools: Pools) -> Ledger:
+def ledger_shots(path: str | os.PathLike[str], pools: Pools) -> Ledger:
     """Exactly the shots of a ledger file, checked against the stream they are to serve."""
     saved = load_ledger(path)
     ledger: Ledger = {}
@@ -123,12 +123,12 @@ def ledger_shots(path: str | os.PathLike, pools: Pools) -> Ledger:
     return ledger
 
 
-def save_ledger(path: str | os.PathLike, ledger: Ledger, **about: object) -> None:
+def save_ledger(path: str | os.PathLike[str], ledger: Ledger, **about: object) -> None:
     """Write a ledger (a run's shots.json); `about` is kept beside it, the split hash say."""
     write_json(path, {"kind": "shots", **about, "tasks": {str(task): classes for task, classes in ledger.items()}})
 
 
-def load_ledger(path: str | os.PathLike) -> Ledger:
+def load_ledger(path: str | os.PathLike[str]) -> Ledger:
     """Read a ledger: what `save_ledger` wrote, or the bare JSON object {task: {class: [images]}}."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))

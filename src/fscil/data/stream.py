@@ -15,7 +15,7 @@ from fscil.config import DataConfig
 from fscil.data.datasets import Dataset
 from fscil.data.manifests import TEST, TRAIN, Manifest
 from fscil.data.pixels import ImageStore, Pixels
-from fscil.data.shots import Ledger, index_file_shots, ledger_shots, seeded_shots
+from fscil.data.shots import Ledger, Pools, index_file_shots, ledger_shots, seeded_shots
 from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
 
@@ -89,7 +89,8 @@ def session_sizes(n_classes: int, base: int, way: int, tasks: int | None = None)
 def class_order(config: DataConfig, class_names: Sequence[str]) -> list[int]:
     """Class numbers (natural order) in order of arrival."""
     if config.class_order == "seed":  # as LAMDA-PILOT shuffles: the legacy generator, seed 1993 by convention
-        return np.random.RandomState(config.order_seed).permutation(len(class_names)).tolist()
+        shuffled: list[int] = np.random.RandomState(config.order_seed).permutation(len(class_names)).tolist()
+        return shuffled
     if config.class_order == "natural":
         return list(range(len(class_names)))
     if not config.order_file:
@@ -125,6 +126,7 @@ def make_stream(
     if config.validation:
         config, order = _for_validation(config, order)
         of_class, test_of_class = _hold_out(of_class)
+    assert config.base is not None and config.way is not None
     sizes = session_sizes(len(order), config.base, config.way, config.tasks)
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     order = order[: starts[-1]]
@@ -140,9 +142,10 @@ def make_stream(
     base_images, ledger = _choose_shots(config, pools, seed)
     base_positions = [at for number in order[: sizes[0]] for at in _first(of_class[number], config.limit)]
     if base_images is not None:
-        base_images = set(base_images)
+        wanted_images = set(base_images)
         listed = [
-            [at for at in of_class[number] if manifest.entries[at].image in base_images] for number in order[: sizes[0]]
+            [at for at in of_class[number] if manifest.entries[at].image in wanted_images]
+            for number in order[: sizes[0]]
         ]
         base_positions = [at for images in listed for at in _first(images, config.limit)]
     position = {manifest.entries[at].image: at for images in of_class for at in images}
@@ -201,11 +204,13 @@ def _for_validation(config: DataConfig, order: list[int]) -> tuple[DataConfig, l
     """The base classes alone, most of them as base classes again and the others as few-shot tasks."""
     if config.shots_file or config.sampler == "index_files":
         raise UserError("validation draws its own shots; leave out shots_file and sampler index_files")
-    session_sizes(len(order), config.base, config.way, config.tasks)  # complains in terms of the real stream
-    base = round(config.base * VALIDATION_BASE)
-    if base < 1 or base == config.base:
-        raise UserError(f"validation needs at least 2 base classes to play new ones, base is {config.base}")
-    return replace(config, base=base, way=min(config.way, config.base - base), tasks=None), order[: config.base]
+    whole, way = config.base, config.way
+    assert whole is not None and way is not None
+    session_sizes(len(order), whole, way, config.tasks)  # complains in terms of the real stream
+    base = round(whole * VALIDATION_BASE)
+    if base < 1 or base == whole:
+        raise UserError(f"validation needs at least 2 base classes to play new ones, base is {whole}")
+    return replace(config, base=base, way=min(way, whole - base), tasks=None), order[:whole]
 
 
 def _hold_out(of_class: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
@@ -220,7 +225,7 @@ def _hold_out(of_class: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[
     return kept, tested
 
 
-def _choose_shots(config: DataConfig, pools: dict, seed: int) -> tuple[list[Image] | None, Ledger]:
+def _choose_shots(config: DataConfig, pools: Pools, seed: int) -> tuple[list[Image] | None, Ledger]:
     """(images of the base task, None for all of them; ledger of the few-shot tasks)."""
     new = {task: classes for task, classes in pools.items() if task > 0}
     if config.shots_file:
@@ -229,6 +234,7 @@ def _choose_shots(config: DataConfig, pools: dict, seed: int) -> tuple[list[Imag
         if not config.index_files:
             raise UserError("sampler index_files needs index_files: the folder with session_1.txt, session_2.txt, …")
         return index_file_shots(config.index_files, pools)
+    assert config.shots is not None
     return None, seeded_shots(new, config.shots, seed)
 
 

@@ -20,7 +20,7 @@ class RunKeeper(Keeper):
     removed once its own checkpoint is written.
     """
 
-    def __init__(self, folder: str | os.PathLike, fingerprint: str = "", writes: bool = True):
+    def __init__(self, folder: str | os.PathLike[str], fingerprint: str = "", writes: bool = True):
         self.folder = Path(folder)
         self.fingerprint = fingerprint  # of the configuration: progress of another one is not picked up
         self.writes = writes  # of several processes only one does

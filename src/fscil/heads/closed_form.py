@@ -24,7 +24,8 @@ from fscil.runtime import Runtime
 class ClosedFormOptions:
     shrinkage: float = 0.3  # α
     correction: float = 1.0  # γ, a factor on the sample-size term
-    views: int = 0  # augmented views per shot; the mean is half plain, half views
+    views: int = 0  # augmented views per shot
+    views_share: float = 0.5  # of the views in the mean of a shot; the rest is the plain feature
     features: Literal["raw", "unit"] = "raw"  # unit: L2-normalised before everything
 
 
@@ -32,7 +33,7 @@ class ClosedForm(Head):
     """A shrunken linear discriminant, corrected for the error of few-shot means."""
 
     Options = ClosedFormOptions
-    after_base = frozenset({"shrinkage", "correction", "views"})
+    after_base = frozenset({"shrinkage", "correction", "views", "views_share"})
     prototypes: Tensor
     pooled: Tensor
 
@@ -51,7 +52,8 @@ class ClosedForm(Head):
         count = self.options.views
         if count:
             views = lesson.views(torch.arange(count)).view(count, len(features), -1)
-            features = 0.5 * features + 0.5 * self.space(views).mean(0)
+            share = self.options.views_share
+            features = (1 - share) * features + share * self.space(views).mean(0)
         self.prototypes = self.running(self.prototypes, lesson.means(features), before)
 
     def drop(self, label: int, keep: Tensor) -> None:

@@ -22,7 +22,8 @@ def batch_square(x: Tensor, g: Tensor) -> Tensor:
 def sample_square(x: Tensor, g: Tensor) -> Tensor:
     """Σ_i (Σ_t g_it x_itᵀ)²: per-sample products in one batched matmul, squared and summed: (S, e, d)."""
     gradients = _summed_products(x.flatten(0, 1), g.flatten(0, 1)).unflatten(0, g.shape[:2])  # (S, B, e, d)
-    return torch.linalg.vector_norm(gradients, dim=1).square()  # reads the largest tensor once and makes no other
+    norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)  # reads the largest tensor once and makes no other
+    return norms.square()
 
 
 def _summed_products(x: Tensor, g: Tensor) -> Tensor:
@@ -35,4 +36,5 @@ def _summed_products(x: Tensor, g: Tensor) -> Tensor:
 
 def block_norms(fisher: Tensor) -> Tensor:
     """Frobenius norm of each accumulated matrix (Eq. 9): (…, d, d) -> (…)."""
-    return torch.linalg.matrix_norm(fisher.double() if fisher.device.type != "mps" else fisher)
+    norms: Tensor = torch.linalg.matrix_norm(fisher.double() if fisher.device.type != "mps" else fisher)
+    return norms

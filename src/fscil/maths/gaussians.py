@@ -32,18 +32,27 @@ class Roots:
     spread: Tensor | None = None  # √(s + ε) − √ε
     floor: float = 0.0
 
+    @property
+    def held(self) -> Tensor:
+        """What is kept of each class, whichever form it has."""
+        held = self.packed if self.packed is not None else self.basis
+        assert held is not None
+        return held
+
     def __len__(self) -> int:
-        return len(self.packed if self.packed is not None else self.basis)
+        return len(self.held)
 
     def apply(self, index: Tensor, z: Tensor) -> Tensor:
         """R_c z for rows of draws: index (n,), z (n, m, d) -> (n, m, d)."""
         if self.packed is not None:
             return z @ self.lower(index).transpose(1, 2)
+        assert self.basis is not None and self.spread is not None
         basis, spread = self.basis[index], self.spread[index]
         return self.floor * z + ((z @ basis) * spread[:, None, :]) @ basis.transpose(1, 2)
 
     def lower(self, index: Tensor) -> Tensor:
         """Cholesky factors (n, d, d) of the given classes."""
+        assert self.packed is not None
         rows, columns = torch.tril_indices(self.dim, self.dim, device=self.packed.device)
         factor = self.packed.new_zeros(len(index), self.dim, self.dim)
         factor[:, rows, columns] = self.packed[index]
@@ -51,15 +60,14 @@ class Roots:
 
     def covariance(self, index: Tensor) -> Tensor:
         """R Rᵀ of the given classes: (n, d, d)."""
-        eye = torch.eye(
-            self.dim, device=index.device, dtype=(self.packed if self.packed is not None else self.basis).dtype
-        )
+        eye = torch.eye(self.dim, device=index.device, dtype=self.held.dtype)
         root = self.apply(index, eye.expand(len(index), -1, -1))  # rows are R e_i, i.e. Rᵀ
         return root.transpose(1, 2) @ root
 
     def tensors(self) -> dict[str, Tensor]:
         if self.packed is not None:
             return {"packed": self.packed}
+        assert self.basis is not None and self.spread is not None
         return {"basis": self.basis, "spread": self.spread, "floor": torch.tensor([self.floor], dtype=torch.float64)}
 
     @classmethod
@@ -123,8 +131,9 @@ def covariance_roots(roots: Roots, label: int, covariance: Tensor, eps: float) -
     needed."""
     if roots.packed is not None:
         packed = roots.packed.clone()
-        packed[label] = packed_roots(covariance[None], eps)[0].packed[0]
+        packed[label] = packed_roots(covariance[None], eps)[0].held[0]
         return Roots(roots.dim, packed=packed)
+    assert roots.basis is not None and roots.spread is not None
     values, vectors = torch.linalg.eigh(covariance)  # ascending
     rank = max(1, int((values > values[-1] * roots.dim * torch.finfo(values.dtype).eps).sum()))
     values, vectors = values[-rank:].clamp(min=0), vectors[:, -rank:]

@@ -24,6 +24,7 @@ ARCHIVES = (
         "eb9058c3a382ffc7106e4002c42a8d85",
     ),
 )
+Content = tuple[list[str], dict[str, np.ndarray], dict[str, np.ndarray]]  # class names; images and labels by split
 
 
 def cifar100(config: DataConfig) -> Dataset:
@@ -55,7 +56,7 @@ def _pixels(planes: np.ndarray) -> np.ndarray:
     return planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
-def _read_binary(folder: Path):
+def _read_binary(folder: Path) -> Content:
     class_names = (folder / "fine_label_names.txt").read_text().split()
     images, labels = {}, {}
     for split in (TRAIN, TEST):
@@ -69,7 +70,7 @@ def _read_binary(folder: Path):
     return class_names, images, labels
 
 
-def _read_python(folder: Path):
+def _read_python(folder: Path) -> Content:
     from fscil.data.plain_pickle import read_plain_pickle
 
     meta = read_plain_pickle(folder / "meta")

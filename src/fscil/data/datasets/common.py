@@ -57,7 +57,8 @@ def load_dataset(name: str, config: DataConfig) -> Dataset:
     >>> load_dataset("glyphs", DataConfig()).manifest.class_names[:1]
     ('U+A786 LATIN CAPITAL LETTER INSULAR T',)
     """
-    return load_target(dataset_entry(name).target)(config)
+    dataset: Dataset = load_target(dataset_entry(name).target)(config)
+    return dataset
 
 
 def array_dataset(manifest: Manifest, images: Mapping[str, np.ndarray], base: int, way: int, shots: int = 5) -> Dataset:

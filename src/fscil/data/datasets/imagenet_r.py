@@ -72,7 +72,7 @@ def _wordnet_folders(root: Path) -> list[Path]:
     return [folder for folder in folders_in(root) if WORDNET_ID.fullmatch(folder.name)]
 
 
-def read_coda_lists(split_file: str | os.PathLike) -> dict[str, list[str]]:
+def read_coda_lists(split_file: str | os.PathLike[str]) -> dict[str, list[str]]:
     """CODA-Prompt's ImageNet-R lists as {split: ["n01443537/art_0.jpg", …]}, from their folder or either file."""
     given = Path(split_file).expanduser()
     if given.is_dir():

@@ -1,0 +1,125 @@
+"""CHORD: feature spaces of opposite margins side by side, under one corrected discriminant (docs/methods/chord.md).
+
+Base task      two K/V LoRA sets trained side by side in one pass: one with a negative cosine margin, which leaves
+               room between and inside classes and so transfers to new ones, one with a positive margin, which tells
+               the base classes apart; and the frozen backbone, which knows what neither was trained for.
+               feature(x) = [û(f_n(x)); û(f_p(x)); û(f_0(x))],  û: unit length. Nothing is merged.
+Few-shot task  the closed form of heads/closed_form.py on that feature: means from the shots and a few views of them,
+               one pooled, strongly shrunken covariance, a correction for the error of a few-shot mean. No training.
+
+SMP merges its two sets into one and gives up part of what either knows; here they are kept, and the discriminant weighs
+their directions by how much each varies within classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fscil.backbones.lora import LoRA, empty_lora
+from fscil.backbones.vit import Backbone
+from fscil.data.stream import Task
+from fscil.errors import UserError
+from fscil.heads.base import Head
+from fscil.heads.closed_form import ClosedForm, ClosedFormOptions
+from fscil.maths.merging import merge_factors
+from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
+from fscil.methods.families.adapters import AdapterOptions
+from fscil.methods.represented import Represented
+from fscil.methods.sizes import TRAINING, Sizes
+from fscil.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChordOptions(AdapterOptions):
+    """Chosen on the validation streams of CIFAR100 and CUB200 together (REPRODUCIBILITY.md)."""
+
+    margins: tuple[float, ...] = (-0.1, 0.2)  # of the adapter sets
+    scale: float = 16.0  # of the base loss
+    frozen: bool = True  # the pretrained features as a further space
+    form: Literal["spaces", "merged"] = "spaces"  # merged: the sets averaged into one, a single pass and space
+    # the head (heads/closed_form.py)
+    shrinkage: float = 0.5
+    correction: float = 0.75
+    views: int = 10
+    views_share: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not self.margins:
+            raise UserError("margins is empty; name at least one, as in [-0.1, 0.2]")
+
+
+class Chord(Represented):
+    """Spaces of opposite margins and the frozen one, kept side by side."""
+
+    Options = ChordOptions
+    after_base = frozenset({"shrinkage", "correction", "views", "views_share"})
+    base_count: Tensor
+
+    def __init__(self, backbone: Backbone, options: ChordOptions, runtime: Runtime, head: Head | None = None):
+        super().__init__(backbone, options, runtime, head)
+        self.lora = empty_lora(backbone.depth, backbone.dim, **self.head.place)
+        self.register_buffer("base_count", torch.zeros((), dtype=torch.int64))
+
+    @classmethod
+    def spaces(cls, options: ChordOptions) -> int:
+        return 1 if options.form == "merged" else len(options.margins) + options.frozen
+
+    @classmethod
+    def dim_of(cls, backbone: Backbone, options: Any) -> int:
+        return cls.spaces(options) * backbone.dim
+
+    @classmethod
+    def stream_plan(cls, options: ChordOptions) -> StreamPlan:
+        specs = tuple(StreamSpec(margin, options.scale) for margin in options.margins)
+        return StreamPlan(specs, options.rank, options.lora_init, options.schedule)
+
+    @classmethod
+    def passes(cls, options: ChordOptions, sizes: Sizes) -> float:
+        trained = sizes.base * len(options.margins) * options.epochs * TRAINING
+        plain = sum(sizes.images) + sizes.tests[-1] + sum(sizes.later) * options.views
+        return trained + plain * cls.spaces(options)
+
+    def represent(self, task: Task) -> None:
+        trained = self.stream_plan(self.options).train(self.backbone, task, self.runtime).lora
+        self.lora = self._merged(trained) if self.options.form == "merged" else self._with_frozen(trained)
+        self.base_count = torch.tensor(len(task.classes))
+
+    def _with_frozen(self, trained: LoRA) -> LoRA:
+        """The sets, and one of zeros: the frozen backbone as a further stream of the same pass."""
+        if not self.options.frozen:
+            return trained
+        A, B = (torch.cat([part, torch.zeros_like(part[:, :1])], 1) for part in (trained.A, trained.B))
+        return LoRA(A, B).requires_grad_(False)
+
+    def _merged(self, trained: LoRA) -> LoRA:
+        weights = torch.full(trained.A.shape[:3], 1 / trained.sets, device=trained.A.device, dtype=torch.float64)
+        return LoRA(*merge_factors(trained.A, trained.B, weights)).requires_grad_(False)
+
+    def own_head(self) -> ClosedForm:
+        o = self.options
+        chosen = ClosedFormOptions(
+            shrinkage=o.shrinkage, correction=o.correction, views=o.views, views_share=o.views_share
+        )
+        return ClosedForm(self.feature_dim, chosen, self.runtime)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Unit features of every space, one after the other: (b, spaces · d)."""
+        return F.normalize(self.backbone(images, self.lora), dim=2).transpose(0, 1).flatten(1)
+
+    def feature_source(self) -> object:
+        return self.lora
+
+    @property
+    def plain_adapters(self) -> LoRA | None:
+        return self.lora if self.options.form == "merged" else None
+
+    def trainable_parameters(self) -> int:
+        """LoRA factors of every set and the heads of the base classes."""
+        dim = self.backbone.dim
+        each = self.backbone.depth * 4 * dim * self.options.rank + int(self.base_count) * dim
+        return len(self.options.margins) * each
