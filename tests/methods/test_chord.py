@@ -29,7 +29,9 @@ def test_its_features_are_those_of_sets_trained_apart_and_of_the_frozen_backbone
 
 def test_its_scores_are_the_corrected_discriminant():
     """score = x Σ⁻¹ μ − ½ μ Σ⁻¹ μ + γ ½ tr(Σ⁻¹ S)/n with means of plain features and views, class by class."""
-    method = make_method("chord", {"views": 2, "shrinkage": 0.4, "correction": 0.6, "views_share": 0.3}, **DOUBLE)
+    method = make_method(
+        "chord", {"views": 2, "shrinkage": 0.4, "correction": 0.6, "views_share": 0.3, "trained": None}, **DOUBLE
+    )
     base, (first, _) = base_task(), few_shot_tasks()
     method.fit_base(base)
     f, y = method.features(base.images), base.labels
@@ -60,3 +62,30 @@ def test_the_one_pass_form_averages_the_sets():
     torch.testing.assert_close(method.lora.dense(), average, rtol=0, atol=1e-12)
     assert isinstance(method.plain_adapters, LoRA) and spaces.plain_adapters is None
     assert method.feature_dim == 16 and spaces.feature_dim == 32
+
+
+def test_the_trained_heads_help_to_rank_the_base_classes_and_nothing_else():
+    """Which of base and new is best does not change; among base classes both judges are heard."""
+    method, plain = (make_method("chord", {"trained": weight}, **DOUBLE) for weight in (0.3, None))
+    for learner in (method, plain):
+        learner.fit_base(base_task())
+        learner.learn(few_shot_tasks()[0])
+    images, _ = make_images()
+    x = method.features(images)
+    found, before = method.logits_from(x), plain.logits_from(x)
+    assert torch.equal(found[:, BASE:], before[:, BASE:])
+    torch.testing.assert_close(found[:, :BASE].amax(1), before[:, :BASE].amax(1))
+    blocks, heads = x.split(16, 1), []
+    for block, margin in zip(blocks, (-0.1, 0.2)):
+        apart = make_method("single_m0", {"margin": margin}, **DOUBLE)
+        apart.fit_base(base_task())
+        heads.append(16 * F.cosine_similarity(block[:, None], apart.trained_rows[None], dim=2))
+    both = 0.3 * before[:, :BASE].log_softmax(1) + sum(heads).log_softmax(1)
+    assert torch.equal(found[:, :BASE].argmax(1), both.argmax(1))
+    gaps = both - both.amax(1, keepdim=True)
+    torch.testing.assert_close(found[:, :BASE] - found[:, :BASE].amax(1, keepdim=True), gaps)
+    method.forget(2)
+    assert method.logits_from(x).shape == (len(x), BASE + 2)
+    again = make_method("chord", {"trained": 0.3}, **DOUBLE)
+    again.load_state({name: tensor.clone() for name, tensor in method.state().items()})
+    assert torch.equal(again.logits_from(x), method.logits_from(x))

@@ -47,6 +47,7 @@ class Lesson:
     views: Views
     number: int = 0  # of the task, 0 for the base: keys the randomness of this lesson
     trained_rows: Tensor | None = None  # (base classes, d) of the cosine head that trained the features, if one did
+    trained_weights: Tensor | None = None  # (base classes, d): features @ its transpose are that head's logits
 
     @property
     def counts(self) -> Tensor:

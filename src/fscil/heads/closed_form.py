@@ -4,6 +4,12 @@
     score_c(x) = xᵀ Σ⁻¹ μ_c − ½ μ_cᵀ Σ⁻¹ μ_c + γ ½ tr(Σ⁻¹ S) / n_c
 
 Nothing is trained, and a later image changes one mean and one count: adding and forgetting are exact.
+
+With `trained` T, two questions are asked apart. Whether a picture shows a base class or a new one is for these scores
+to say. Which of the base classes is for those to say as well that were trained for it, the heads of the base task with
+logits r:
+
+    base scores become  max_b s_b + (f − max_b f_b),   f = T log softmax(s_base) + log softmax(r)
 """
 
 from __future__ import annotations
@@ -27,13 +33,14 @@ class ClosedFormOptions:
     views: int = 0  # augmented views per shot
     views_share: float = 0.5  # of the views in the mean of a shot; the rest is the plain feature
     features: Literal["raw", "unit"] = "raw"  # unit: L2-normalised before everything
+    trained: float | None = None  # T: the heads of the base task rank the base classes too; None: they do not
 
 
 class ClosedForm(Head):
     """A shrunken linear discriminant, corrected for the error of few-shot means."""
 
     Options = ClosedFormOptions
-    after_base = frozenset({"shrinkage", "correction", "views", "views_share"})
+    after_base = frozenset({"shrinkage", "correction", "views", "views_share", "trained"})
     prototypes: Tensor
     pooled: Tensor
 
@@ -41,11 +48,13 @@ class ClosedForm(Head):
         super().__init__(dim, options, runtime)
         self.register_buffer("prototypes", torch.zeros(0, dim, **self.place))  # means (C, d)
         self.register_buffer("pooled", torch.zeros(dim, dim, **self.place))  # S
+        self.register_buffer("trained", None)  # weights of the heads of the base task, where they are known (C0, d)
 
     def describe(self, lesson: Lesson) -> None:
         features = self.space(lesson.features)
         self.prototypes = lesson.means(features)
         self.pooled = pooled_covariance(features, lesson.labels, self.prototypes)
+        self.trained = lesson.trained_weights
 
     def learn(self, lesson: Lesson, before: Tensor) -> None:
         features = self.space(lesson.features)
@@ -58,14 +67,23 @@ class ClosedForm(Head):
 
     def drop(self, label: int, keep: Tensor) -> None:
         self.prototypes = self.prototypes[keep]
+        if self.trained is not None and label < len(self.trained):
+            self.trained = self.trained[keep[: len(self.trained)]]
 
     def scores(self, features: Tensor) -> Tensor:
         o = self.options
         weights, biases = discriminant(self.prototypes, self.counts, self.pooled, o.shrinkage, o.correction)
-        return self.space(features) @ weights.T + biases
+        scores = self.space(features) @ weights.T + biases
+        if o.trained is None or self.trained is None or len(self.trained) == 0:
+            return scores
+        base = scores[:, : len(self.trained)]
+        logits = features.to(self.trained.dtype) @ self.trained.T
+        return torch.cat([rank_base(base, logits, o.trained), scores[:, len(self.trained) :]], 1)
 
-    def linear(self) -> Linear:
+    def linear(self) -> Linear | None:
         o = self.options
+        if o.trained is not None and self.trained is not None:
+            return None
         pooled, means = self.pooled.double().cpu(), self.prototypes.double().cpu()
         weights, biases = discriminant(means, self.counts.cpu(), pooled, o.shrinkage, o.correction)
         return Linear(weights, biases, unit=o.features == "unit")
@@ -85,3 +103,13 @@ class ClosedForm(Head):
 
     def space(self, features: Tensor) -> Tensor:
         return F.normalize(features, dim=-1) if self.options.features == "unit" else features
+
+
+def rank_base(scores: Tensor, logits: Tensor, weight: float) -> Tensor:
+    """Scores (n, C0) of the base classes, ranked by both judges; the best one keeps what decides against new classes.
+
+    >>> rank_base(torch.tensor([[2.0, 1.0]]), torch.tensor([[0.0, 5.0]]), 0.5)
+    tensor([[-2.5000,  2.0000]])
+    """
+    both = weight * scores.log_softmax(1) + logits.log_softmax(1)
+    return scores.amax(1, keepdim=True) + both - both.amax(1, keepdim=True)

@@ -4,8 +4,9 @@ Base task      two K/V LoRA sets trained side by side in one pass: one with a ne
                room between and inside classes and so transfers to new ones, one with a positive margin, which tells
                the base classes apart; and the frozen backbone, which knows what neither was trained for.
                feature(x) = [û(f_n(x)); û(f_p(x)); û(f_0(x))],  û: unit length. Nothing is merged.
-Few-shot task  the closed form of heads/closed_form.py on that feature: means from the shots and a few views of them,
-               one pooled, strongly shrunken covariance, a correction for the error of a few-shot mean. No training.
+Few-shot task  the closed form of heads/closed_form.py on that feature: means of the shots, one pooled, strongly
+               shrunken covariance, a correction for the error of a few-shot mean. It decides between base and new; the
+               heads that trained the sets help it to rank the base classes. Nothing is trained.
 
 SMP merges its two sets into one and gives up part of what either knows; here they are kept, and the discriminant weighs
 their directions by how much each varies within classes.
@@ -44,9 +45,10 @@ class ChordOptions(AdapterOptions):
     form: Literal["spaces", "merged"] = "spaces"  # merged: the sets averaged into one, a single pass and space
     # the head (heads/closed_form.py)
     shrinkage: float = 0.5
-    correction: float = 0.75
-    views: int = 10
+    correction: float = 0.9
+    views: int = 0
     views_share: float = 0.3
+    trained: float | None = 0.3  # T: how much the discriminant counts beside the trained heads among base classes
 
     def __post_init__(self) -> None:
         if not self.margins:
@@ -57,13 +59,14 @@ class Chord(Represented):
     """Spaces of opposite margins and the frozen one, kept side by side."""
 
     Options = ChordOptions
-    after_base = frozenset({"shrinkage", "correction", "views", "views_share"})
+    after_base = frozenset({"shrinkage", "correction", "views", "views_share", "trained"})
     base_count: Tensor
 
     def __init__(self, backbone: Backbone, options: ChordOptions, runtime: Runtime, head: Head | None = None):
         super().__init__(backbone, options, runtime, head)
         self.lora = empty_lora(backbone.depth, backbone.dim, **self.head.place)
         self.register_buffer("base_count", torch.zeros((), dtype=torch.int64))
+        self._rows: Tensor | None = None  # of the heads that trained the sets (S, C0, d), until the base is described
 
     @classmethod
     def spaces(cls, options: ChordOptions) -> int:
@@ -85,8 +88,10 @@ class Chord(Represented):
         return trained + plain * cls.spaces(options)
 
     def represent(self, task: Task) -> None:
-        trained = self.stream_plan(self.options).train(self.backbone, task, self.runtime).lora
-        self.lora = self._merged(trained) if self.options.form == "merged" else self._with_frozen(trained)
+        trained = self.stream_plan(self.options).train(self.backbone, task, self.runtime)
+        merged = self.options.form == "merged"
+        self.lora = self._merged(trained.lora) if merged else self._with_frozen(trained.lora)
+        self._rows = trained.rows
         self.base_count = torch.tensor(len(task.classes))
 
     def _with_frozen(self, trained: LoRA) -> LoRA:
@@ -103,9 +108,24 @@ class Chord(Represented):
     def own_head(self) -> ClosedForm:
         o = self.options
         chosen = ClosedFormOptions(
-            shrinkage=o.shrinkage, correction=o.correction, views=o.views, views_share=o.views_share
+            shrinkage=o.shrinkage,
+            correction=o.correction,
+            views=o.views,
+            views_share=o.views_share,
+            trained=o.trained,
         )
         return ClosedForm(self.feature_dim, chosen, self.runtime)
+
+    @property
+    def base_weights(self) -> Tensor | None:
+        """Σ_k s cos(f_k, w_k), the summed logits of the heads, as weights on the unit features of all spaces."""
+        if self._rows is None or self.tasks_seen > 1:
+            return None
+        rows = self.options.scale * F.normalize(self._rows, dim=2)  # (S, C0, d)
+        if self.options.form == "merged":
+            return rows.sum(0)
+        spaces = rows.transpose(0, 1).flatten(1)
+        return F.pad(spaces, (0, self.feature_dim - spaces.shape[1]))  # nothing was trained on the frozen space
 
     def embed(self, images: Tensor) -> Tensor:
         """Unit features of every space, one after the other: (b, spaces · d)."""

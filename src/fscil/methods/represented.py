@@ -55,6 +55,12 @@ class Represented(Method):
         """Rows of the cosine head that trained the features, where one did."""
         return None
 
+    @property
+    def base_weights(self) -> Tensor | None:
+        """Weights that give the logits of the heads that trained the features, where these are linear in them; asked
+        for with the base task."""
+        return None
+
     # ---- learning ----------------------------------------------------------------------------------------------------
     def fit_base(self, task: Task) -> None:
         self._diagnostics = {}
@@ -89,7 +95,8 @@ class Represented(Method):
             return self.view_features(task.images, positions, view_key(number, numbers))
 
         labels = task.labels.to(self.runtime.device)
-        return Lesson(self.features(task.images), labels, self.seen, views, number, self.base_rows)
+        features = self.features(task.images)
+        return Lesson(features, labels, self.seen, views, number, self.base_rows, self.base_weights)
 
     # ---- features and scores -----------------------------------------------------------------------------------------
     def features(self, images: Pixels) -> Tensor:
