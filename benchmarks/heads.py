@@ -1,6 +1,6 @@
 """Heads on representations, over several draws of the shots, without training anything twice.
 
-    python benchmarks/heads.py --dataset cub200 --data-root DIR --weights FILE --methods miam,chord --heads own,mpcc
+    python benchmarks/heads.py --dataset cub200 --data-root DIR --weights FILE --methods 'miam;chord' --heads 'own;mpcc'
     python benchmarks/heads.py --dataset cifar100 --validation --draws 10     # to choose settings on: base data alone
 
 Every method learns the base task once per seed (adapter sets are shared through a shelf); then each head learns the
@@ -46,8 +46,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data-root")
     parser.add_argument("--backbone")
     parser.add_argument("--weights")
-    parser.add_argument("--methods", default="miam,chord", help="representations; NAME:key=value,… changes options")
-    parser.add_argument("--heads", default="own", help="names of `fscil list heads`, `own`, `all`; NAME:key=value,…")
+    parser.add_argument("--methods", default="miam;chord", help="representations; NAME:key=value changes options")
+    parser.add_argument("--heads", default="own", help="names of `fscil list heads`, `own`, `all`; NAME:key=value")
     parser.add_argument("--seeds", default="2023")
     parser.add_argument("--draws", type=int, default=1, help="of the shots, for every seed")
     parser.add_argument("--validation", action="store_true", help="the stream cut from the base task")
@@ -60,21 +60,9 @@ def arguments() -> argparse.Namespace:
 
 
 def split_choice(text: str) -> tuple[str, dict[str, Any]]:
-    """ "closed_form:shrinkage=0.5" as a name and its options."""
-    name, _, rest = text.partition(":")
-    pairs = (pair.partition("=") for pair in rest.split(",") if pair)
-    return name, {key: json.loads(value) for key, _, value in pairs}
-
-
-def choices(text: str) -> list[str]:
-    """Names separated by commas; a comma inside NAME:a=1,b=2 belongs to it."""
-    found: list[str] = []
-    for part in text.split(","):
-        if "=" in part and ":" not in part:
-            found[-1] += f",{part}"
-        else:
-            found.append(part)
-    return found
+    """ "closed_form:shrinkage=0.5:views=4" as a name and its options, values as JSON."""
+    name, *pairs = text.split(":")
+    return name, {key: json.loads(value) for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def streams(config: RunConfig, draws: int, device: torch.device) -> Iterator[tuple[int, Stream]]:
@@ -129,7 +117,7 @@ def main() -> None:
     flags = {"backbone": chosen.backbone, "weights": chosen.weights}
     data = {"root": chosen.data_root, "limit": chosen.limit, "validation": chosen.validation or None}
     flags["data"] = {key: value for key, value in data.items() if value is not None} or None
-    names = choices(chosen.heads) if chosen.heads != "all" else ["own", *registry.heads()]
+    names = chosen.heads.split(";") if chosen.heads != "all" else ["own", *registry.heads()]
     for seed in map(int, chosen.seeds.split(",")):
         config = resolve(method="smp", dataset=chosen.dataset, seed=seed, settings=chosen.set, **flags)
         config = replace(config, runtime=replace(config.runtime, device=chosen.device))
@@ -137,7 +125,7 @@ def main() -> None:
         backbone = make_backbone(config.backbone, config.weights, config.transform.size).prepare(runtime)
         drawn = dict(streams(config, chosen.draws, runtime.device))
         methods = {
-            text: represented(*split_choice(text), config, backbone, runtime) for text in choices(chosen.methods)
+            text: represented(*split_choice(text), config, backbone, runtime) for text in chosen.methods.split(";")
         }
         train_together(list(methods.values()), drawn[0])
         for text, method in methods.items():

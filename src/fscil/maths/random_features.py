@@ -32,8 +32,13 @@ def best_ridge(inputs: Tensor, targets: Tensor, weights: Tensor, ridges: list[fl
     """
     count = int(len(inputs) * share)
     weighted = inputs[:count] * weights[:count, None]
-    gram, joint = inputs[:count].T @ weighted, weighted.T @ targets[:count]
-    values, vectors = torch.linalg.eigh(gram)  # one factorisation serves every λ
+    joint = weighted.T @ targets[:count]
+    # one factorisation of the Gram matrix serves every λ; of the rows, where there are fewer of them
+    if count < inputs.shape[1]:
+        _, singular, basis = torch.linalg.svd(inputs[:count] * weights[:count, None].sqrt(), full_matrices=False)
+        values, vectors = singular**2, basis.T
+    else:
+        values, vectors = torch.linalg.eigh(inputs[:count].T @ weighted)
     rotated, held = vectors.T @ joint, inputs[count:] @ vectors
     tiny = torch.finfo(values.dtype).tiny
     errors = [
