@@ -66,12 +66,13 @@ def split_choice(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def streams(config: RunConfig, draws: int, device: torch.device) -> Iterator[tuple[int, Stream]]:
-    """The protocol's stream, and further ones that differ in their shots alone."""
+    """The protocol's stream, and further ones for their shots alone: of these few other images are read."""
     dataset = load_dataset(config.dataset, config.data)
     backbone = make_backbone(config.backbone, config.weights, config.transform.size)
     transform = make_transform(config.transform, backbone)
     for draw in range(draws):
-        yield draw, make_stream(dataset, config.data, transform, config.seed + 1000 * draw, device)
+        data = config.data if draw == 0 else replace(config.data, limit=1)
+        yield draw, make_stream(dataset, data, transform, config.seed + 1000 * draw, device)
 
 
 def represented(name: str, options: dict[str, Any], config: RunConfig, backbone: Any, runtime: Any) -> Represented:
@@ -141,7 +142,7 @@ def main() -> None:
                     lessons.append(method.lesson(task))
                 for head_text in names:
                     began = time.perf_counter()
-                    result = evaluate(fresh_head(method, head_text), lessons, tests, stream)
+                    result = evaluate(fresh_head(method, head_text), lessons, tests, drawn[0])
                     seconds = time.perf_counter() - began
                     row = {"dataset": config.dataset, "seed": seed, "draw": draw, "method": text, "head": head_text}
                     rows.append({**row, **result, "seconds": seconds})
