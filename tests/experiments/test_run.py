@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -366,7 +367,7 @@ def test_an_interrupted_command_says_how_to_resume_and_can_be(tmp_path, number):
         f"""
         import os, signal, sys
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background shells pass it on as ignored
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]!r}  # this folder, and tests/
         import test_run as t
         from fscil import cli, registry
         from fscil.experiments import run as protocol
