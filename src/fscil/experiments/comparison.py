@@ -21,8 +21,9 @@ from fscil.config import RunConfig, build, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
 from fscil.evaluation.limits import limits_of_rows, with_limits
+from fscil.evaluation.results import load_results
 from fscil.experiments.api import as_settings
-from fscil.experiments.grid import Job
+from fscil.experiments.grid import Job, is_done
 from fscil.files import atomic_write
 
 FIRST_SEED = 2023  # the paper's seeds are 2023, 2024, 2025
@@ -120,18 +121,20 @@ def parse_variants(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
 # ---- results -------------------------------------------------------------------------------------------------------
 
 
-def load_cells(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
-    """The results of the cells that are finished, by name."""
-    from fscil.evaluation.results import load_results
-    from fscil.experiments.grid import is_done
-
-    return {job.name: load_results(job.folder).to_dict() for job in jobs if not job.specs and is_done(job)}
+def load_cells(jobs: Sequence[Job]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The results of the cells that are finished, by name, and a line for every one that is damaged."""
+    results, problems = {}, []
+    for job in jobs:
+        if not job.specs and is_done(job):
+            try:
+                results[job.name] = load_results(job.folder).to_dict()
+            except UserError as error:
+                problems.append(str(error))
+    return results, problems
 
 
 def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Results of finished runs, and a line for every folder that cannot be used."""
-    from fscil.evaluation.results import load_results
-
     results, problems = [], []
     for folder in folders:
         try:

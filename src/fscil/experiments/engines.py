@@ -122,7 +122,7 @@ def _result(job: Job) -> str:
         return "on the shelf"
     from fscil.evaluation.results import load_results
 
-    summary = load_results(job.folder).summary
+    summary = load_results(job.folder, check=False).summary  # it was just written
     return f"A_final {summary['A_final']:.2f}, A_avg {summary['A_avg']:.2f}"
 
 

@@ -26,7 +26,7 @@ from fscil.config import RunConfig, build, complete, differences, flatten, merge
 from fscil.errors import UserError
 from fscil.files import read_json
 
-DEBRIS = {".lock", "split.json", "shots.json"}  # what a run leaves that was killed before it began
+DEBRIS = {".lock", "split.json", "shots.json", "hashes.json"}  # what a run leaves that was killed before it began
 
 
 @dataclass(frozen=True)

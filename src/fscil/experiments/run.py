@@ -30,6 +30,7 @@ from fscil.evaluation.sessions import session_line
 from fscil.experiments.environment import PeakMemory
 from fscil.experiments.run_folder import (
     RunRecord,
+    check_intact,
     check_new,
     check_same,
     check_unfinished,
@@ -76,6 +77,8 @@ def run(
         check_new(folder)
 
     with own(folder, place.is_main):
+        if resume:
+            check_intact(folder)
         dataset = load_dataset(config.dataset, config.data) if stream is None else None
         if backbone is None:
             backbone = make_backbone(config.backbone, config.weights, config.transform.size)
