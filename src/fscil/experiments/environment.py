@@ -26,6 +26,7 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         **{name: metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy", "safetensors")},
+        "cpu": _cpu(),
         "device": torch.cuda.get_device_name(runtime.device) if on_gpu else runtime.device.type,
         "precision": str(runtime.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
@@ -33,6 +34,13 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _cpu() -> str:
+    """The model of this machine's processor: others may round otherwise."""
+    with contextlib.suppress(OSError, AttributeError):
+        return re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:
