@@ -157,14 +157,12 @@ def compare(
     )
     todo = plan(output, spec.configs(**flags))
     overview = work(todo, engine_of(engine, jobs, address, cpus, gpus, memory), quiet)
-    results, problems = load_cells(todo)
+    cells, problems = load_cells(todo)
     leave_out(problems)
-    missing = [
-        f"{job.config.method} seed {job.config.seed}" for job in todo if not job.specs and job.name not in results
-    ]
-    if results:
+    missing = [f"{job.config.method} seed {job.config.seed}" for job in todo if not job.specs and job.name not in cells]
+    if cells:
         remarks = [f"Missing: {', '.join(missing)}."] if missing else []
-        show(comparison_tables(list(results.values()), remarks), output / name, markdown, name, quiet)
+        show(comparison_tables(list(cells.values()), remarks), output / name, markdown, name, quiet)
     end(overview)
     if problems:
         raise typer.Exit(1)

@@ -53,22 +53,23 @@ def verify(
     def checks_of(folder: Path) -> Iterator[Check]:
         yield from checks.verify(folder)
         if again:
-            places = {"data_root": data_root, "weights": weights, "device": device}
-            yield checks.learn_again(folder, session or 1, LiveDisplay(), **places)
+            yield checks.learn_again(
+                folder, session or 1, LiveDisplay(), data_root=data_root, weights=weights, device=device
+            )
 
-    told = []
+    told, failed = [], False
     for folder in find_runs(folders):
         if not as_json:
             print(folder)
         made = []
         for check in checks_of(folder):
             made.append(check)
+            failed |= check.state == "failed"
             if not as_json:
                 print(f"  {check.state:<8}  {check.name:<11}  {check.text}", flush=True)
         told.append({"run": str(folder), "checks": [vars(check) for check in made]})
     if as_json:
         print(json.dumps(told, indent=1, ensure_ascii=False))
-    failed = any(check["state"] == "failed" for run in told for check in run["checks"])
     raise typer.Exit(1 if failed else 0)
 
 

@@ -190,8 +190,7 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
 def reference_row(groups: tables.Groups) -> str:
     """SMP where it is compared, else the row with the best average."""
     smp = tables.method_title("smp")
-    averages = {label: tables.over_seeds(r["summary"]["A_avg"] for r in members) for label, members in groups.items()}
-    return smp if smp in groups else max(averages, key=lambda label: averages[label].mean)
+    return smp if smp in groups else tables.best_row(groups)
 
 
 def provenance(results: Sequence[tables.Result]) -> str:

@@ -128,11 +128,12 @@ def assemble(
     )
     if check is not None:
         check(config)
-    if stream is None:
+    if dataset is not None:
         stream = make_stream(dataset, config.data, transform, config.seed, runtime.device)
+    assert stream is not None
     backbone.prepare(runtime)
-    cls = registry.method_class(config.method)
-    method: Method = cls(backbone, build(cls.Options, config.options, "options."), runtime)
+    cls: type[Method] = registry.method_class(config.method)
+    method = cls(backbone, build(cls.Options, config.options, "options."), runtime)
     return Parts(config, stream, backbone, transform, method, {f"data.{name}": usual[name] for name in usual})
 
 

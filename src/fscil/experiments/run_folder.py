@@ -32,6 +32,7 @@ from fscil.evaluation.hashes import HASHES, METRICS, RESULTS, RunHashes
 from fscil.evaluation.results import Results
 from fscil.experiments.environment import environment
 from fscil.files import RunKeeper, atomic_path, atomic_write, load_tensors, read_json, save_tensors, write_json
+from fscil.runtime import Keeper, Runtime
 
 if TYPE_CHECKING:
     from fscil.backbones.vit import Backbone
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from fscil.data.stream import Stream
     from fscil.experiments.tensorboard import TensorBoard
     from fscil.methods.base import Method
-    from fscil.runtime import Runtime
 
 
 class RunRecord:
@@ -217,7 +217,7 @@ class RunRecord:
         return results
 
 
-class HashedKeeper(RunKeeper):
+class HashedKeeper(RunKeeper, Keeper):
     """Progress inside a task, whose damage is noticed: a file carries the hash of its tensors, the list its name."""
 
     DIGEST = "sha256"  # in a file, as a tensor of bytes
@@ -251,7 +251,7 @@ def digest_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ def verify(folder: str | Path) -> Iterator[Check]:
     """All checks that need nothing but the run folder."""
     stored = StoredRun(Path(folder))
     for name, check in CHECKS.items():
-        yield checked(name, lambda check=check: check(stored))
+        yield checked(name, partial(check, stored))
 
 
 def checked(name: str, check: Callable[[], str]) -> Check:
