@@ -180,7 +180,7 @@ def test_a_run_that_was_stopped_ends_as_recorded(name, ends_as, fscil, tmp_path)
 
 
 def test_tables_reports_and_python_read_a_finished_run(fscil, tmp_path):
-    from fscil.experiments.run import load_results
+    from fscil.evaluation.results import load_results
 
     folder = copied("finished", tmp_path)
     written = json.loads((folder / "results.json").read_text())

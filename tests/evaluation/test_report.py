@@ -13,6 +13,7 @@ from PIL import Image
 from fscil.errors import UserError
 from fscil.evaluation.report import write_report
 from fscil.files import load_tensors, read_json, write_json
+from probe_world import rehash
 
 CLASSES = ["apple", "bee", "cat", "<script>alert(1)<b>", 'dog" onload="x', "eel & fox", "gnu", "hen"]
 VOID = {"meta", "link", "img", "br", "input", "hr", "use", "path"}
@@ -155,6 +156,7 @@ def moved(folder, tmp_path, change):
     results = read_json(copy / "results.json")
     change(results)
     write_json(copy / "results.json", results)
+    rehash(copy)
     return copy
 
 

@@ -279,7 +279,7 @@ def test_a_worker_that_dies_fails_its_job_alone(tmp_path):
     (blocked.folder / "other").touch()
     with LocalEngine(1) as engine:
         engine.submit(job)
-        os.kill(engine.slots[0].process.pid, signal.SIGKILL)
+        os.kill(engine.slots[0].worker.process.pid, signal.SIGKILL)
         ended = []
         while not ended:
             ended = engine.poll(1.0)

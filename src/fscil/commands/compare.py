@@ -123,8 +123,7 @@ def compare(
         if given or grid:
             raise UserError(f"{(given or ['--grid'])[0]} describes runs to make; with run folders, leave it out")
         results, problems = load_folders(find_runs(folders))
-        for problem in problems:
-            print(f"left out: {problem}", file=sys.stderr)
+        leave_out(problems)
         if not results:
             raise UserError("none of these folders holds a finished run")
         show(comparison_tables(results), output / name, markdown, name, quiet)
@@ -158,16 +157,21 @@ def compare(
     )
     todo = plan(output, spec.configs(**flags))
     overview = work(todo, engine_of(engine, jobs, address, cpus, gpus, memory), quiet)
-    results = list(load_cells(todo).values())
-    missing = [job for job in todo if not job.specs and overview.state[job.name] != "done"]
-    if results:
-        remarks = (
-            [f"Missing: {', '.join(f'{job.config.method} seed {job.config.seed}' for job in missing)}."]
-            if missing
-            else []
-        )
-        show(comparison_tables(results, remarks), output / name, markdown, name, quiet)
+    cells, problems = load_cells(todo)
+    leave_out(problems)
+    missing = [f"{job.config.method} seed {job.config.seed}" for job in todo if not job.specs and job.name not in cells]
+    if cells:
+        remarks = [f"Missing: {', '.join(missing)}."] if missing else []
+        show(comparison_tables(list(cells.values()), remarks), output / name, markdown, name, quiet)
     end(overview)
+    if problems:
+        raise typer.Exit(1)
+
+
+def leave_out(problems: Sequence[str]) -> None:
+    """A line for every run that cannot be used."""
+    for problem in problems:
+        print(f"left out: {problem}", file=sys.stderr)
 
 
 def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, memory: Any) -> Engine:

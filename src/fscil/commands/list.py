@@ -30,6 +30,7 @@ def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) ->
     """
     from fscil import recipes, registry
 
+    rows: list[tuple[str, ...]]
     if kind is Kind.methods:
         rows = [(name, entry.title, entry.summary) for name, entry in registry.methods().items()]
     elif kind is Kind.heads:

@@ -106,7 +106,9 @@ def reproduce(
     overview = shared.work(todo, shared.engine_of(engine, at_a_time, address, cpus, gpus, memory), quiet)
 
     folder = output / "reproduce" / ("+".join(request.datasets) + ("-fast" if fast else ""))
-    made, problems = make_artefacts(request, load_cells(todo), folder)
+    results, damaged = load_cells(todo)
+    shared.leave_out(damaged)
+    made, problems = make_artefacts(request, results, folder)
     console = output_console()
     blocks: dict[str, str] = {}
     for name, parts in made.items():

@@ -159,7 +159,7 @@ class Chart:
         for colour, token in _PAGE_COLOURS.items():
             svg = re.sub(colour, token, svg, flags=re.IGNORECASE)  # matplotlib writes lower case
         tag, rest = svg.split(">", 1)
-        width = float(re.search(r'width="([\d.]+)pt"', tag)[1])
+        width = 72 * self.figure.get_size_inches()[0]
         tag = re.sub(r' (width|height)="[^"]*"', "", tag)
         label = html.escape(description, quote=True)
         size = f"width:100%;max-width:{1.25 * width:.0f}pt;height:auto"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -216,7 +216,7 @@ def _sweep(
     axis: str,
     path: str | Path | None,
     stamp: str,
-    quoted: Mapping[str, Mapping[float, paper.Accuracy]] | None = None,
+    quoted: Mapping[str, Mapping[Any, paper.Accuracy]] | None = None,
     even: bool = False,
 ) -> Chart:
     rows, hollow = [], False
@@ -263,6 +263,13 @@ def _sweep(
     return finish(figure, rows, path, stamp)
 
 
+def _measured(name: str, results: Sequence[Result]) -> Value:
+    value = over_seeds(metric(name).read(result) for result in results)
+    if value is None:
+        raise UserError(f"none of these runs has a value of {name}; the trade-off needs runs with few-shot tasks")
+    return value
+
+
 def tradeoff(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp: str = "") -> Chart:
     """Base against new accuracy as the margin of one adapter set grows: change with m, and the path of the pair."""
     rows = []
@@ -270,10 +277,7 @@ def tradeoff(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp:
         figure, grid = subplots(len(panels), 2, (PAGE * 0.86, 0.35 + 2.35 * len(panels)))
         for (left, right), (title, sweep) in zip(grid, panels.items()):
             margins = sorted(sweep)
-            values = {
-                name: [over_seeds(metric(name).read(result) for result in sweep[m]) for m in margins]
-                for name in ("base", "new")
-            }
+            values = {name: [_measured(name, sweep[m]) for m in margins] for name in ("base", "new")}
             for name, line in values.items():
                 rows += [row_of(value, dataset=title, classes=name, margin=m) for m, value in zip(margins, line)]
             for name, colour, marker in (("base", BLUE, "s"), ("new", ORANGE, "^")):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from fscil.config import RunConfig, complete, differences, resolve
 from fscil.errors import UserError
-from fscil.evaluation.tables import Groups, Result, Table
+from fscil.evaluation.tables import Groups, Result, Row, Table
 
 MARK = "*"
 # What a recipe leaves to the data or the backbone, and a finished run has filled in.
@@ -58,15 +57,19 @@ def changed_settings(result: Result) -> dict[str, str]:
 
 def changes(old: RunConfig, new: RunConfig) -> list[tuple[str, str, str]]:
     """(key, old value, new value) of every setting that differs and can change results."""
-    split = [text.partition(": ") for text in differences(old, new)]
-    return [(key, *values.split(" -> ", 1)) for key, _, values in split]
+    found = []
+    for text in differences(old, new):
+        key, _, values = text.partition(": ")
+        before, _, after = values.partition(" -> ")
+        found.append((key, before, after))
+    return found
 
 
 def limits_of_rows(groups: Groups) -> dict[str, list[str]]:
     """The limits of each row of a table, less the settings that its label names anyway."""
     found: dict[str, list[str]] = {}
     for label, members in groups.items():
-        texts: dict[str, Any] = {}
+        texts: dict[str, None] = {}
         for result in members:
             changed = changed_settings(result)
             named = [key for key in changed if f"{key.removeprefix('options.')}=" in label]
@@ -78,7 +81,8 @@ def limits_of_rows(groups: Groups) -> dict[str, list[str]]:
 def with_limits(table: Table, of_rows: Mapping[str, Sequence[str]], reference: str = "") -> Table:
     """The table with its limited rows marked, and a footnote that says why. In a table of differences from `reference`
     its limits are those of every row."""
-    rows, said = [], {}
+    rows: list[Row] = []
+    said: dict[str, None] = {}
     for row in table.rows:
         own = of_rows.get(row.label, ()) if row.kind == "ours" else ()
         texts = dict.fromkeys([*of_rows.get(reference, ()), *own])

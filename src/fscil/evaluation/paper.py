@@ -285,7 +285,7 @@ def reported(dataset: str, method: str, shots: int = 5, pretraining: str = "1k")
     take(main_row(dataset, method), accuracies="accuracies", A_final="final", A_avg="average", hacc="hacc")
     for table in (ABLATION, CALIBRATION_MARGIN):
         take(table.get(dataset, {}).get(method), A_final="final", A_avg="average")
-    for table in (BASE_NEW, MERGING):
-        take(table.get(dataset, {}).get(method), base_accuracy="base", new_accuracy="new")
+    for pairs in (BASE_NEW, MERGING):
+        take(pairs.get(dataset, {}).get(method), base_accuracy="base", new_accuracy="new")
     take(BIAS.get(dataset, {}).get(method), fnr="fnr", fpr="fpr")
     return numbers

@@ -97,7 +97,7 @@ def _compare(results: Sequence[tables.Result]) -> list[dict[str, Any]]:
         at_the_end = tables.metric_table(groups, chosen, "Base and new classes after the last task")
         shown.append(with_limits(at_the_end, of_rows))
         if len(groups) > 1:
-            best = max(groups, key=lambda label: tables.over_seeds(r["summary"]["A_avg"] for r in groups[label]).mean)
+            best = tables.best_row(groups)
             shown.append(with_limits(tables.difference_table(groups, best), of_rows, best))
         charts = {
             f"curves-{dataset}": (figures.accuracy_curves({name: groups}), f"accuracy of each task on {name}"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fscil.config import with_later_settings
 from fscil.errors import UserError
+from fscil.evaluation.hashes import RESULTS, RunHashes
 from fscil.evaluation.limits import limits
 from fscil.evaluation.sessions import session_table
 from fscil.files import read_json
@@ -30,6 +31,7 @@ class Results:
     sessions: list[dict[str, Any]]
     summary: dict[str, Any]
     confusion: list[list[int]]  # of the last session: rows are true classes, columns predictions
+    hashed: bool = False  # its folder lists the hashes of its files, and they were as listed when it was read
 
     @property
     def limits(self) -> list[str]:
@@ -59,25 +61,31 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """What results.json holds."""
-        return {key: value for key, value in vars(self).items() if key != "folder"}
+        return {key: value for key, value in vars(self).items() if key not in ("folder", "hashed")}
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {percent(self.summary[name])}" for name in ("A_avg", "A_final"))
-        marks = "".join(f" ({text})" for text in self.limits)
+        marks = "".join(f" ({text})" for text in [*self.limits, *([] if self.hashed else ["unhashed"])])
         return f"<Results: {self.title}{marks}: {figures} after {len(self.sessions)} sessions; {self.folder}>"
 
 
-def load_results(folder: str | Path) -> Results:
-    """Read a finished run's results.json."""
+def load_results(folder: str | Path, check: bool = True) -> Results:
+    """Read a finished run. Any file of it that is not as its hashes say is refused by name; `check=False` trusts them.
+    Runs from before there were hashes are read as they are, and are not `hashed`."""
     folder = Path(folder)
-    if not (folder / "results.json").is_file():
+    exists = (folder / RESULTS).is_file()
+    content = read_json(folder / RESULTS) if exists else {}
+    hashes = RunHashes.read(folder)
+    if hashes is not None and check and (exists or hashes.finished):
+        hashes.check()
+    if not exists:
         reason = "is not finished" if (folder / "config.yaml").is_file() else "is not a run folder"
         raise UserError(f'"{folder}" {reason}: it has no results.json')
-    content = read_json(folder / "results.json")
     try:
-        return Results(folder, **{**content, "config": with_later_settings(content["config"])})
+        config = with_later_settings(content["config"])
+        return Results(folder, **{**content, "config": config}, hashed=hashes is not None)
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f'"{folder / "results.json"}" was not written by fscil ({error})') from error
+        raise UserError(f'"{folder / RESULTS}" was not written by fscil ({error})') from error
 
 
 def find_runs(places: Sequence[str | Path]) -> list[Path]:

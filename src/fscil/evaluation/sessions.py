@@ -23,7 +23,7 @@ Session = Mapping[str, Any]  # a line of a run's metrics.jsonl
 class SessionColumn:
     """A figure of a session: where it stands, what it is called, how it is written."""
 
-    field: str  # in the session; also its tag in TensorBoard
+    key: str  # in the session; also its tag in TensorBoard
     name: str  # on the terminal
     title: str  # on pages and in tables
     latex: str = ""
@@ -41,7 +41,7 @@ class SessionColumn:
         >>> COLUMNS["hacc"].read({"hacc": {"group": 60.0, "class": 61.0}}, "class")
         61.0
         """
-        return session[self.field][averaging] if self.averaged else session.get(self.field)
+        return session[self.key][averaging] if self.averaged else session.get(self.key)
 
 
 COLUMNS: dict[str, SessionColumn] = {  # by name in tables

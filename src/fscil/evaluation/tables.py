@@ -206,10 +206,10 @@ def over_seeds(values: Iterable[float | None]) -> Value | None:
     >>> over_seeds([1.0, 2.0, 3.0])
     Value(mean=2.0, spread=1.0, interval=None, bold=False)
     """
-    values = [value for value in values if value is not None]
-    if not values:
+    measured = [value for value in values if value is not None]
+    if not measured:
         return None
-    return Value(mean(values), stdev(values) if len(values) > 1 else None)
+    return Value(mean(measured), stdev(measured) if len(measured) > 1 else None)
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Value:
@@ -249,6 +249,11 @@ def _margin_row(rows: Sequence[Row], columns: Mapping[str, Column]) -> Row | Non
         if column.better is not None and len(ours) > 1:
             margins[key] = Value(ours[-1] - ours[-2] if column.better == "high" else ours[1] - ours[0])
     return Row("Lead over 2nd best", margins, "margin") if margins else None
+
+
+def best_row(groups: Groups) -> str:
+    """The row with the best average accuracy."""
+    return max(groups, key=lambda label: mean(result["summary"]["A_avg"] for result in groups[label]))
 
 
 def _seeds_note(groups: Groups) -> str:

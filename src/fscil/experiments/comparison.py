@@ -21,8 +21,9 @@ from fscil.config import RunConfig, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
 from fscil.evaluation.limits import limits_of_rows, with_limits
+from fscil.evaluation.results import load_results
 from fscil.experiments.api import as_settings
-from fscil.experiments.grid import Job
+from fscil.experiments.grid import Job, is_done
 from fscil.files import atomic_write
 from fscil.strict import build
 
@@ -121,18 +122,20 @@ def parse_variants(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
 # ---- results -------------------------------------------------------------------------------------------------------
 
 
-def load_cells(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
-    """The results of the cells that are finished, by name."""
-    from fscil.evaluation.results import load_results
-    from fscil.experiments.grid import is_done
-
-    return {job.name: load_results(job.folder).to_dict() for job in jobs if not job.specs and is_done(job)}
+def load_cells(jobs: Sequence[Job]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The results of the cells that are finished, by name, and a line for every one that is damaged."""
+    results, problems = {}, []
+    for job in jobs:
+        if not job.specs and is_done(job):
+            try:
+                results[job.name] = load_results(job.folder).to_dict()
+            except UserError as error:
+                problems.append(str(error))
+    return results, problems
 
 
 def load_folders(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Results of finished runs, and a line for every folder that cannot be used."""
-    from fscil.evaluation.results import load_results
-
     results, problems = [], []
     for folder in folders:
         try:
@@ -188,8 +191,7 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
 def reference_row(groups: tables.Groups) -> str:
     """SMP where it is compared, else the row with the best average."""
     smp = tables.method_title("smp")
-    averages = {label: tables.over_seeds(r["summary"]["A_avg"] for r in members) for label, members in groups.items()}
-    return smp if smp in groups else max(averages, key=lambda label: averages[label].mean)
+    return smp if smp in groups else tables.best_row(groups)
 
 
 def provenance(results: Sequence[tables.Result]) -> str:

@@ -65,7 +65,8 @@ def estimate(config: RunConfig, stream: Stream, backbone: Backbone, runtime: Run
     speed = _timed_speed(stream, backbone, runtime) if on_cpu else _counted_speed(backbone, runtime, sets * batch)
     # Several processes share the passes.
     seconds = passes / speed / runtime.processes
-    tokens = backbone.vit.patch_embed.num_patches + backbone.prefix_tokens
+    vit: Any = backbone.vit
+    tokens = vit.patch_embed.num_patches + backbone.prefix_tokens
     depth = 2 if runtime.checkpointing else backbone.depth
     bytes_each = torch.finfo(runtime.dtype).bits // 8
     needed = sets * batch * tokens * backbone.dim * depth * ACTIVATIONS * bytes_each
@@ -106,8 +107,9 @@ def _timed_speed(stream: Stream, backbone: Backbone, runtime: Runtime) -> float:
 
 def _counted_speed(backbone: Backbone, runtime: Runtime, batch: int) -> float:
     """Images per second from the operations and bytes of a pass and the device's speed at either."""
-    tokens = backbone.vit.patch_embed.num_patches + backbone.prefix_tokens
-    weights = sum(parameter.numel() for parameter in backbone.vit.blocks.parameters())
+    vit: Any = backbone.vit
+    tokens = vit.patch_embed.num_patches + backbone.prefix_tokens
+    weights = sum(parameter.numel() for parameter in vit.blocks.parameters())
     operations = 2 * weights * tokens + 4 * backbone.depth * tokens**2 * backbone.dim
     numbers = TRAFFIC * tokens * backbone.dim * backbone.depth
     matrix, long = (torch.zeros(*s, device=runtime.device, dtype=runtime.dtype) for s in ((4096, 4096), (2**26,)))

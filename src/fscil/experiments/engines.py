@@ -122,7 +122,7 @@ def _result(job: Job) -> str:
         return "on the shelf"
     from fscil.evaluation.results import load_results
 
-    summary = load_results(job.folder).summary
+    summary = load_results(job.folder, check=False).summary  # it was just written
     return f"A_final {summary['A_final']:.2f}, A_avg {summary['A_avg']:.2f}"
 
 
@@ -146,9 +146,8 @@ class LocalEngine:
         next(slot for slot in self.slots if slot.job is None).give(job)
 
     def poll(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        busy = [slot for slot in self.slots if slot.job is not None]
-        connection.wait([thing for slot in busy for thing in (slot.pipe, slot.process.sentinel)], seconds)
-        return [ended for slot in busy if (ended := slot.take()) is not None]
+        connection.wait([thing for slot in self.slots for thing in slot.waits_for()], seconds)
+        return [ended for slot in self.slots if (ended := slot.take()) is not None]
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -158,49 +157,67 @@ class LocalEngine:
             slot.close()
 
 
+@dataclass(frozen=True)
+class _Worker:
+    """A process that does jobs, and the pipe to it."""
+
+    process: multiprocessing.process.BaseProcess
+    pipe: connection.Connection
+
+    @classmethod
+    def start(cls, number: int, of: int) -> _Worker:
+        context = multiprocessing.get_context("spawn")  # a forked CUDA or OpenMP does not work
+        pipe, other = context.Pipe()
+        process = context.Process(target=_serve, args=(other, number, of), name=f"fscil-{number}", daemon=True)
+        process.start()
+        other.close()
+        return cls(process, pipe)
+
+
 class _Slot:
-    """A worker process and what it works on."""
+    """A place for a worker, and what it works on."""
 
     def __init__(self, number: int, of: int):
         self.number, self.of = number, of
         self.job: Job | None = None
-        self.process: multiprocessing.process.BaseProcess | None = None
-        self.pipe: connection.Connection | None = None
+        self.worker: _Worker | None = None
 
     def give(self, job: Job) -> None:
-        if self.process is None or not self.process.is_alive():
-            context = multiprocessing.get_context("spawn")  # a forked CUDA or OpenMP does not work
-            self.pipe, other = context.Pipe()
-            arguments = (other, self.number, self.of)
-            self.process = context.Process(target=_serve, args=arguments, name=f"fscil-{self.number}", daemon=True)
-            self.process.start()
-            other.close()
+        if self.worker is None or not self.worker.process.is_alive():
+            self.worker = _Worker.start(self.number, self.of)
         self.job = job
-        self.pipe.send_bytes(json.dumps(job.to_dict()).encode())
+        self.worker.pipe.send_bytes(json.dumps(job.to_dict()).encode())
+
+    def waits_for(self) -> list[Any]:
+        """What shows that a job ended: an answer, or the end of its worker."""
+        return [self.worker.pipe, self.worker.process.sentinel] if self.job and self.worker else []
 
     def take(self) -> tuple[Job, Outcome] | None:
         """How the job ended, if it did."""
-        job = self.job
+        job, worker = self.job, self.worker
+        if job is None or worker is None:
+            return None
         try:
-            if self.pipe.poll():
+            if worker.pipe.poll():
                 self.job = None
-                return job, json.loads(self.pipe.recv_bytes())
+                return job, json.loads(worker.pipe.recv_bytes())
         except (EOFError, OSError):
             pass
-        if self.process.is_alive():
+        if worker.process.is_alive():
             return None
-        self.process.join()
-        code, self.job, self.process = self.process.exitcode, None, None
+        worker.process.join()
+        code, self.job, self.worker = worker.process.exitcode or 0, None, None
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         hint = " (out of memory?)" if code == -9 else ""
         return job, {"state": "failed", "error": f"its process {how}{hint}; the same command goes on with it"}
 
     def close(self) -> None:
-        if self.process is not None:
-            self.process.terminate()  # every file is written whole or not at all, so this harms nothing
-            self.process.join(10)
-            if self.process.is_alive():
-                self.process.kill()
+        if self.worker is not None:
+            process = self.worker.process
+            process.terminate()  # every file is written whole or not at all, so this harms nothing
+            process.join(10)
+            if process.is_alive():
+                process.kill()
 
 
 def _serve(pipe: connection.Connection, number: int, of: int) -> None:
@@ -246,9 +263,10 @@ class RayEngine:
         self.ray = ray
         self.started = not ray.is_initialized()
         if self.started:
-            settings = {} if address else {"include_dashboard": False}
+            settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+            settings |= {} if address else {"include_dashboard": False}
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR", **settings)
+                ray.init(address=address, **settings)
             except ConnectionError as error:
                 raise UserError(f'--address "{address}": no Ray cluster answers there ({error})') from error
         total = ray.cluster_resources()
@@ -257,11 +275,11 @@ class RayEngine:
         for name, asked in (("GPU", gpus), ("CPU", cpus)):
             if asked > total.get(name, 0):
                 raise UserError(f"a cell asks for {asked:g} {name}, the cluster has {total.get(name, 0):g}")
-        asked = {"num_cpus": cpus, "num_gpus": gpus}
+        needs: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
         if resources.memory is not None:
-            asked["memory"] = int(resources.memory * 1e9)
+            needs["memory"] = int(resources.memory * 1e9)
         # a fresh process per job gives the GPU's memory back
-        self.task = ray.remote(max_retries=self.RETRIES, max_calls=1, **asked)(_ray_job)
+        self.task = ray.remote(max_retries=self.RETRIES, max_calls=1, **needs)(_ray_job)
         share = [total[name] / amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0]
         self.workers = max(1, int(min(share)))
         self.threads = max(1, int(cpus))

@@ -26,6 +26,7 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         **{name: metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy", "safetensors")},
+        "cpu": _cpu(),
         "device": torch.cuda.get_device_name(runtime.device) if on_gpu else runtime.device.type,
         "precision": str(runtime.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
@@ -33,6 +34,19 @@ def environment(runtime: Runtime) -> dict[str, Any]:
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _cpu() -> str:
+    """The model of this machine's processor: others may round otherwise."""
+    return _found(r"^model name\s*: (.*)$", "/proc/cpuinfo") or platform.processor() or platform.machine()
+
+
+def _found(pattern: str, path: str) -> str | None:
+    """What the group of a pattern matches in one of Linux's files about itself; None elsewhere."""
+    with contextlib.suppress(OSError):
+        found = re.search(pattern, Path(path).read_text(), re.MULTILINE)
+        return found[1].strip() if found else None
+    return None
 
 
 def _commit() -> str | None:
@@ -67,8 +81,9 @@ class PeakMemory:
 
     @staticmethod
     def _process() -> int:
-        with contextlib.suppress(OSError, AttributeError):
-            return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+        peak = _found(r"VmHWM:\s+(\d+) kB", "/proc/self/status")
+        if peak is not None:
+            return int(peak) * 1024
         import psutil
 
         return psutil.Process().memory_info().rss

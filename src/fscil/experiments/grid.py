@@ -20,14 +20,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fscil.config import RunConfig, as_made, complete, differences, read_config
 from fscil.errors import UserError
 from fscil.files import read_json
 from fscil.strict import build, flatten, merge
 
-DEBRIS = {".lock", "split.json", "shots.json"}  # what a run leaves that was killed before it began
+if TYPE_CHECKING:
+    from fscil.methods.base import Method
+
+DEBRIS = {".lock", "split.json", "shots.json", "hashes.json"}  # what a run leaves that was killed before it began
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,9 @@ def plan(grid: str | Path, configs: Sequence[RunConfig]) -> list[Job]:
     ]
     groups: dict[str, list[Job]] = {}
     for cell in cells:
-        found = _plan_of(cell.config)
-        if found is not None:
-            key = json.dumps([_base_of(cell.config), found[1]], sort_keys=True)
+        specs, training = _plan_of(cell.config)
+        if specs:
+            key = json.dumps([_base_of(cell.config), training], sort_keys=True)
             groups.setdefault(key, []).append(cell)
     jobs: list[Job] = []
     before: dict[str, str] = {}
@@ -121,8 +124,8 @@ def _identity(config: RunConfig) -> str:
     """What decides the base model of a run."""
     from fscil.registry import method_class, method_entry
 
-    after = method_class(config.method).after_base
-    options = {key: value for key, value in config.options.items() if key not in after}
+    cls: type[Method] = method_class(config.method)
+    options = {key: value for key, value in config.options.items() if key not in cls.after_base}
     return json.dumps([method_entry(config.method).target, _base_of(config), options], sort_keys=True)
 
 
@@ -134,14 +137,14 @@ def _base_of(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if key not in later}
 
 
-def _plan_of(config: RunConfig) -> tuple[tuple, list] | None:
-    """(adapter sets, how they are trained) of a run whose method trains some by `train_streams`, in plain values."""
+def _plan_of(config: RunConfig) -> tuple[tuple, list]:
+    """(adapter sets that a run's method trains by `train_streams`, how they are trained), in plain values."""
     from fscil.registry import method_class
 
-    cls = method_class(config.method)
+    cls: type[Method] = method_class(config.method)
     found = cls.stream_plan(build(cls.Options, config.options, "options."))
     if found is None:
-        return None
+        return (), []
     specs = tuple(dataclasses.astuple(spec) for spec in found.specs)
     return specs, [found.rank, found.init, dataclasses.asdict(found.schedule)]
 

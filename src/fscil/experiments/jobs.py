@@ -9,7 +9,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -18,6 +18,9 @@ from fscil.experiments.claims import Claim, claim, claim_path, owner_of
 from fscil.experiments.grid import Job, inspect
 from fscil.experiments.overview import JobDisplay
 from fscil.strict import build
+
+if TYPE_CHECKING:
+    from fscil.methods.base import Method
 
 
 def run_job(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,19 +79,20 @@ def _train_streams(job: Job, display: Any) -> bool:
     from fscil.registry import method_class
 
     config = job.config
-    runtime = protocol.make_runtime(config, display, shelf=DiskShelf(job.grid / "shelf"))
-    runtime.keeper = RunKeeper(job.folder, job.name)
+    keeper = RunKeeper(job.folder, job.name)
+    runtime = protocol.make_runtime(config, display, shelf=DiskShelf(job.grid / "shelf"), keeper=keeper)
     backbone = make_backbone(config.backbone, config.weights, config.transform.size)
     transform = protocol.make_transform(config.transform, backbone)
     stream = make_stream(load_dataset(config.dataset, config.data), config.data, transform, config.seed, runtime.device)
     backbone.prepare(runtime)
-    cls = method_class(config.method)
+    cls: type[Method] = method_class(config.method)
     common = cls.stream_plan(build(cls.Options, config.options, "options."))
+    assert common is not None  # or there were no `specs`
     specs = tuple(StreamSpec(*spec) for spec in job.specs)
     display.line(f"{job.title}: margins {', '.join(f'{spec.margin:g}' for spec in specs)}")
     StreamPlan(specs, common.rank, common.init, common.schedule).train(backbone, stream.tasks[0], runtime)
     write_json(job.folder / "done.json", {"specs": job.specs})
-    runtime.keeper.clear()
+    keeper.clear()
     return True
 
 

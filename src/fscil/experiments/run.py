@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from fscil.backbones.loading import make_backbone
 from fscil.backbones.vit import Backbone
 from fscil.config import RunConfig
-from fscil.data.datasets import Dataset, load_dataset
+from fscil.data.datasets import load_dataset
 from fscil.data.stream import Stream, Task, make_stream
 from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay
@@ -28,6 +30,7 @@ from fscil.evaluation.sessions import session_line
 from fscil.experiments.environment import PeakMemory
 from fscil.experiments.run_folder import (
     RunRecord,
+    check_intact,
     check_new,
     check_same,
     check_unfinished,
@@ -75,30 +78,61 @@ def run(
         check_new(folder)
 
     with own(folder, place.is_main):
-        dataset = load_dataset(config.dataset, config.data) if stream is None else None
-        if backbone is None:
-            backbone = make_backbone(config.backbone, config.weights, config.transform.size)
-        transform = make_transform(config.transform, backbone)
-        config = _filled(config, transform, dataset, place)
-        usual = {f"data.{name}": getattr(dataset, name) for name in ("base", "way", "shots")} if dataset else {}
         if resume:
-            check_same(folder, config)
-        if dataset is not None:
-            stream = make_stream(dataset, config.data, transform, config.seed, place.device)
-        backbone.prepare(place)
-        method = make_method(config.method, config.options, backbone, place, config.head)
-
-        record = RunRecord(folder, config, stream, place, usual)
+            check_intact(folder)
+        parts = assemble(config, place, stream, backbone, check=partial(check_same, folder) if resume else None)
+        record = RunRecord(folder, parts.config, parts.stream, place, parts.usual)
         if resume:
-            record.reopen(method)
+            record.reopen(parts.method)
         elif place.is_main:
             record.open()
         place.wait()
         if announce and place.is_main:
-            _announce(record, backbone, display)
+            _announce(record, parts.backbone, display)
         with tensorboard(record, place):
-            _learn_all(method, stream, place, record, config, display, share_base)
-        return record.finish(method, backbone, transform)
+            _learn_all(parts, place, record, display, share_base)
+        return record.finish(parts.method, parts.backbone, parts.transform)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of."""
+
+    config: RunConfig  # with what the dataset and the backbone decide, so that a run folder says everything
+    stream: Stream
+    backbone: Backbone
+    transform: Transform
+    method: Method
+    usual: dict[str, int]  # settings that the dataset decides where nobody else does
+
+
+def assemble(
+    config: RunConfig,
+    runtime: Runtime,
+    stream: Stream | None = None,
+    backbone: Backbone | None = None,
+    check: Callable[[RunConfig], None] | None = None,
+) -> Parts:
+    """Data, backbone and method of a run; `check` may refuse the complete configuration before images are read."""
+    dataset = load_dataset(config.dataset, config.data) if stream is None else None
+    if backbone is None:
+        backbone = make_backbone(config.backbone, config.weights, config.transform.size)
+    transform = make_transform(config.transform, backbone)
+    usual = {name: getattr(dataset, name) for name in ("base", "way", "shots")} if dataset else {}
+    config = replace(
+        config,
+        data=dataset.complete(config.data) if dataset else config.data,
+        transform=replace(config.transform, size=transform.size, resize=transform.resize),
+        runtime=replace(config.runtime, processes=runtime.processes),
+    )
+    if check is not None:
+        check(config)
+    if dataset is not None:
+        stream = make_stream(dataset, config.data, transform, config.seed, runtime.device)
+    assert stream is not None
+    backbone.prepare(runtime)
+    method = make_method(config.method, config.options, backbone, runtime, config.head)
+    return Parts(config, stream, backbone, transform, method, {f"data.{name}": usual[name] for name in usual})
 
 
 def _announce(record: RunRecord, backbone: Backbone, display: LiveDisplay) -> None:
@@ -113,17 +147,10 @@ def _announce(record: RunRecord, backbone: Backbone, display: LiveDisplay) -> No
         display.line(str(estimate(config, record.stream, backbone, record.runtime)))
 
 
-def _learn_all(
-    method: Method,
-    stream: Stream,
-    runtime: Runtime,
-    record: RunRecord,
-    config: RunConfig,
-    display: LiveDisplay,
-    share_base: bool,
-) -> None:
+def _learn_all(parts: Parts, runtime: Runtime, record: RunRecord, display: LiveDisplay, share_base: bool) -> None:
     """Every task that is still to be learned: learn, evaluate, write down."""
-    cached: torch.Tensor | None = None  # test features, once the backbone stays as it is
+    config, stream, method = parts.config, parts.stream, parts.method
+    examination = Examination(config.method, method, stream)
     for task in stream.tasks[len(record.sessions) :]:
         record.keeper.task = task.index
         memory = PeakMemory(runtime)
@@ -135,24 +162,11 @@ def _learn_all(
         runtime.synchronize()
         learned = time.perf_counter()
 
-        seen = stream.seen(task.index)
-        positions = (stream.test_labels < seen).nonzero().squeeze(1)
-        with torch.no_grad():
-            if method.features_fixed:
-                if cached is None:
-                    cached = method.features(stream.test)
-                logits = method.logits_from(cached[positions.to(cached.device)])
-            else:
-                logits = method.logits(stream.test.select(positions))
-        if logits.shape != (len(positions), seen) or logits.isnan().any():
-            raise RuntimeError(
-                f"{config.method}, task {task.index}: logits {tuple(logits.shape)}; NaN or missing classes"
-            )
-        top = logits.topk(min(5, seen), dim=1).indices.cpu()
+        labels, images, top = examination.after(task)
         runtime.synchronize()
         ended = time.perf_counter()
 
-        labels = stream.test_labels[positions].cpu()
+        seen = stream.seen(task.index)
         count, size = method.stored_images()
         session = {
             "session": task.index,
@@ -167,8 +181,31 @@ def _learn_all(
             "stored_bytes": size,
             "diagnostics": method.diagnostics(),
         }
-        record.add(session, method, labels, positions, top)
+        record.add(session, method, labels, images, top)
         display.line(session_line(session, len(stream.tasks) - 1, config.evaluation.hacc))
+
+
+class Examination:
+    """A method's answers on the test images, whose features are computed once if the backbone stays as it is."""
+
+    def __init__(self, name: str, method: Method, stream: Stream):
+        self.name, self.method, self.stream = name, method, stream
+        self.features: Tensor | None = None
+
+    @torch.no_grad()
+    def after(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
+        """Of all test images of the classes seen by now: labels (n,), their numbers (n,), the best classes (n, 5)."""
+        method, test, seen = self.method, self.stream.test, self.stream.seen(task.index)
+        images = (self.stream.test_labels < seen).nonzero().squeeze(1)
+        if method.features_fixed:
+            if self.features is None:
+                self.features = method.features(test)
+            logits = method.logits_from(self.features[images.to(self.features.device)])
+        else:
+            logits = method.logits(test.select(images))
+        if logits.shape != (len(images), seen) or logits.isnan().any():
+            raise RuntimeError(f"{self.name}, task {task.index}: logits {tuple(logits.shape)}; NaN or missing classes")
+        return self.stream.test_labels[images].cpu(), images, logits.topk(min(5, seen), dim=1).indices.cpu()
 
 
 def _fit_base(method: Method, task: Task, runtime: Runtime, share: bool) -> None:
@@ -196,16 +233,6 @@ def _fit_base(method: Method, task: Task, runtime: Runtime, share: bool) -> None
         else:
             method._diagnostics = json.loads(bytes(state.pop(DIAGNOSTICS).tolist()))
             method.load_state(state)
-
-
-def _filled(config: RunConfig, transform: Transform, dataset: Dataset | None, runtime: Runtime) -> RunConfig:
-    """The configuration with what the dataset and the backbone decide, so that a run folder says everything."""
-    return replace(
-        config,
-        data=dataset.complete(config.data) if dataset else config.data,
-        transform=replace(config.transform, size=transform.size, resize=transform.resize),
-        runtime=replace(config.runtime, processes=runtime.processes),
-    )
 
 
 def make_runtime(config: RunConfig, display: LiveDisplay, **services: Any) -> Runtime:

@@ -7,6 +7,7 @@ Every file is written whole or not at all:
     metrics.jsonl                    a line per session
     predictions/session_T.safetensors   labels, image numbers, top-5 of every test image seen
     checkpoints/session_T.safetensors   what the method has learned; task_T_*.safetensors: progress inside a task
+    hashes.json                      SHA-256 of every file; replaced after each session, and decides which are done
     results.json                     all of the above in figures, and the environment; exists once the run is finished
     accuracy.png                     the accuracy curve
 """
@@ -14,6 +15,7 @@ Every file is written whole or not at all:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -26,10 +28,12 @@ from fscil.config import RunConfig, differences, read_config, write_config
 from fscil.data.shots import save_ledger
 from fscil.errors import UserError
 from fscil.evaluation import metrics
+from fscil.evaluation.hashes import HASHES, METRICS, RESULTS, RunHashes
 from fscil.evaluation.results import Results
 from fscil.experiments.environment import environment
 from fscil.experiments.keeper import RunKeeper
-from fscil.files import atomic_write, load_tensors, read_json, save_tensors, write_json
+from fscil.files import atomic_path, atomic_write, load_tensors, read_json, save_tensors, write_json
+from fscil.runtime import Keeper, Runtime
 
 if TYPE_CHECKING:
     from fscil.backbones.vit import Backbone
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
     from fscil.data.transforms import Transform
     from fscil.experiments.tensorboard import TensorBoard
     from fscil.methods.base import Method
-    from fscil.runtime import Runtime
 
 
 class RunRecord:
@@ -46,24 +49,44 @@ class RunRecord:
     def __init__(self, folder: Path, config: RunConfig, stream: Stream, runtime: Runtime, usual: Mapping[str, int]):
         self.folder, self.config, self.stream, self.runtime = folder, config, stream, runtime
         self.usual = dict(usual)  # settings that the dataset decides where nobody else does
+        self.lines: list[str] = []  # of metrics.jsonl
         self.sessions: list[dict[str, Any]] = []
         self.scalars: TensorBoard | None = None
-        self.keeper = RunKeeper(folder / "checkpoints", config.fingerprint(), writes=runtime.is_main)
+        self.hashes: RunHashes | None = None  # of a run that began before there were any: None to its end
+        self.keeper = HashedKeeper(self)
         runtime.keeper = self.keeper
 
     def open(self) -> None:
         """Start a new folder; if that fails, leave nothing in it. The configuration comes last: it makes it a run."""
+        self.hashes = RunHashes(self.folder)
         try:
             if self.stream.manifest is None:
                 write_json(self.folder / "split.json", self.describe_split())
             else:
                 self.stream.manifest.save(self.folder / "split.json")
-            save_ledger(self.folder / "shots.json", self.stream.shots, split_hash=self.stream.split_hash)
-            write_config(self.folder / "config.yaml", self.config)
+            ledger = self.folder / "shots.json"
+            save_ledger(ledger, self.stream.shots, split_hash=self.stream.split_hash, hashes=HASHES)
+            self._list(self.folder / "split.json", ledger)
+            with self._listed("config.yaml") as aside:
+                write_config(aside, self.config)
         except BaseException:
-            for name in ("split.json", "shots.json", "config.yaml"):
+            for name in ("split.json", "shots.json", HASHES, "config.yaml"):
                 (self.folder / name).unlink(missing_ok=True)
             raise
+
+    def _list(self, *paths: Path) -> None:
+        if self.hashes is not None:
+            for path in paths:
+                self.hashes.add(path)
+
+    @contextlib.contextmanager
+    def _listed(self, name: str) -> Iterator[Path]:
+        """A path to write to, which is in hashes.json by the time it becomes the file `name`."""
+        with atomic_path(self.folder / name) as aside:
+            yield aside
+            if self.hashes is not None:
+                self.hashes.add(aside, name)
+                self.hashes.write()
 
     def describe_split(self) -> dict[str, Any]:
         stream = self.stream
@@ -80,54 +103,87 @@ class RunRecord:
         }
 
     def reopen(self, method: Method) -> None:
-        """Go back to the last task that was finished: its checkpoint is written after its line in metrics.jsonl."""
+        """Go back to the last task that was finished: the last that hashes.json lists; in a run that began before there
+        were hashes, the last with a checkpoint, which was written after its line in metrics.jsonl."""
         before = read_json(self.folder / "split.json").get("split_hash")
         if before != self.stream.split_hash:
             now = self.stream.split_hash
             raise UserError(f'"{self.folder}" was run on split {before}, the data here give {now}; use the same data')
         if read_json(self.folder / "shots.json")["tasks"] != json_able(self.stream.shots):
             raise UserError(f'"{self.folder}" has other shots than the data here give; use the same data')
+        self.hashes = RunHashes.read(self.folder)
+        self.lines = self._unhashed_lines() if self.hashes is None else self.hashes.lines()
+        self.sessions = [json.loads(line) for line in self.lines]
+        if self.hashes is not None and self.runtime.is_main:
+            self._forget_the_end()
+        if not self.lines:
+            return
+        last = self.checkpoint(len(self.lines) - 1)
+        tensors, meta = load_tensors(last)
+        if meta.get("fingerprint") != self.config.fingerprint():
+            raise UserError(f'"{last}" belongs to a run of another configuration')
+        method.load_state(tensors)
+
+    def _unhashed_lines(self) -> list[str]:
         numbers = [int(path.stem.split("_")[1]) for path in self.checkpoint(0).parent.glob("session_*.safetensors")]
         if not numbers:
-            return
-        last = max(numbers)
-        tensors, meta = load_tensors(self.checkpoint(last))
-        if meta.get("fingerprint") != self.config.fingerprint():
-            raise UserError(f'"{self.checkpoint(last)}" belongs to a run of another configuration')
-        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        self.sessions = [json.loads(line) for line in lines[: last + 1]]
-        method.load_state(tensors)
+            return []
+        path, wanted = self.folder / METRICS, max(numbers) + 1
+        lines = path.read_text(encoding="utf-8").splitlines()[:wanted] if path.is_file() else []
+        if len(lines) < wanted:
+            raise UserError(
+                f'"{path}" has {len(lines)} lines, but session {wanted - 1} was done. Restore it from a copy.'
+            )
+        return lines
+
+    def _forget_the_end(self) -> None:
+        """What follows the last session is made again, so it is listed no longer; nor is there more than is listed."""
+        assert self.hashes is not None
+        self.hashes.remove(self.folder / RESULTS, self.folder / "accuracy.png", *self.folder.glob("tensorboard/*"))
+        self.hashes.write()
+        for path in self.checkpoint(0).parent.glob("*.safetensors"):
+            kind, number, *_ = path.stem.split("_")
+            listed = path.relative_to(self.folder).as_posix() in self.hashes.files
+            if (kind == "session" and not listed) or (kind == "task" and int(number) < len(self.lines)):
+                path.unlink()
 
     def checkpoint(self, session: int) -> Path:
         return self.folder / "checkpoints" / f"session_{session}.safetensors"
 
+    def predictions(self, session: int) -> Path:
+        return self.folder / "predictions" / f"session_{session}.safetensors"
+
     def add(
         self, session: dict[str, Any], method: Method, labels: torch.Tensor, images: torch.Tensor, top: torch.Tensor
     ) -> None:
-        """Write a session down. The checkpoint comes last: whoever finds it finds the rest as well."""
+        """Write a session down. The list of files comes last: whoever finds a session in it finds its files as well."""
         number = session["session"]
         self.sessions.append(json_able(session))  # what a resumed run would read back
+        self.lines.append(json.dumps(self.sessions[-1], ensure_ascii=False, allow_nan=False))
         if self.runtime.is_main:
             meta = {"session": number, "seen": session["seen"], "fingerprint": self.config.fingerprint()}
             predictions = {"labels": labels, "images": images, "top": top}
             save_tensors(
-                self.folder / "predictions" / f"session_{number}.safetensors",
-                {key: value.to(torch.int32) for key, value in predictions.items()},
-                meta,
+                self.predictions(number), {key: value.to(torch.int32) for key, value in predictions.items()}, meta
             )
-            lines = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in self.sessions)
-            atomic_write(self.folder / "metrics.jsonl", lines)
+            atomic_write(self.folder / METRICS, "".join(f"{line}\n" for line in self.lines))
             save_tensors(self.checkpoint(number), method.state(), meta)
+            stale = [self.checkpoint(number - 1)] if self.config.runtime.keep == "ends" and number > 1 else []
+            if self.hashes is not None:
+                self._list(self.predictions(number), self.folder / METRICS, self.checkpoint(number))
+                self.hashes.remove(*stale)
+                self.hashes.progress.clear()
+                self.hashes.write()
             self.keeper.clear()
+            for path in stale:
+                path.unlink(missing_ok=True)
             if self.scalars is not None:
                 self.scalars.session(session)
-            if self.config.runtime.keep == "ends" and number > 1:
-                self.checkpoint(number - 1).unlink(missing_ok=True)
         self.runtime.wait()
 
     def finish(self, method: Method, backbone: Backbone, transform: Transform) -> Results:
         seen = self.sessions[-1]["seen"]
-        predictions, _ = load_tensors(self.folder / "predictions" / f"session_{len(self.sessions) - 1}.safetensors")
+        predictions, _ = load_tensors(self.predictions(len(self.sessions) - 1))
         confusion = metrics.confusion(predictions["labels"].numpy(), predictions["top"][:, 0].numpy(), seen)
         results = Results(
             folder=self.folder,
@@ -148,14 +204,56 @@ class RunRecord:
             sessions=self.sessions,
             summary=metrics.summarise(self.sessions),
             confusion=confusion.tolist(),
+            hashed=self.hashes is not None,
         )
         if self.runtime.is_main:
             from fscil.evaluation.figures import accuracy_curve
 
-            atomic_write(self.folder / "accuracy.png", accuracy_curve(results.to_dict()).rendered("png"))
-            write_json(self.folder / "results.json", results.to_dict())
+            curve = self.folder / "accuracy.png"
+            atomic_write(curve, accuracy_curve(results.to_dict()).rendered("png"))
+            self._list(curve, *sorted(self.folder.glob("tensorboard/*")))
+            with self._listed(RESULTS) as aside:
+                write_json(aside, results.to_dict())
         self.runtime.wait()
         return results
+
+
+class HashedKeeper(RunKeeper, Keeper):
+    """Progress inside a task, whose damage is noticed: a file carries the hash of its tensors, the list its name."""
+
+    DIGEST = "sha256"  # in a file, as a tensor of bytes
+
+    def __init__(self, record: RunRecord):
+        super().__init__(record.folder / "checkpoints", record.config.fingerprint(), writes=record.runtime.is_main)
+        self.record = record
+
+    def save(self, stage: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        if not self.writes:
+            return
+        super().save(stage, {**tensors, self.DIGEST: digest_tensors(tensors)})
+        hashes, name = self.record.hashes, self.path(stage).relative_to(self.record.folder).as_posix()
+        if hashes is not None and name not in hashes.progress:
+            hashes.progress.add(name)
+            hashes.write()
+
+    def load(self, stage: str) -> dict[str, torch.Tensor] | None:
+        tensors = super().load(stage)
+        digest = tensors.pop(self.DIGEST, None) if tensors else None
+        if tensors and digest is not None and not torch.equal(digest, digest_tensors(tensors)):
+            raise UserError(
+                f'"{self.path(stage)}" was altered or damaged: its SHA-256 does not match what is written in it. '
+                "Remove it to learn the task from its beginning."
+            )
+        return tensors
+
+
+def digest_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """SHA-256 of names, types, shapes and values, as a tensor of 32 bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
 def json_able(value: Any) -> Any:
@@ -203,6 +301,13 @@ def check_unfinished(folder: Path) -> None:
     if (folder / "results.json").exists():
         read_json(folder / "results.json")  # of another format version? then that is what to say
         raise UserError(f'--resume "{folder}": this run is finished; its results are in {folder / "results.json"}')
+
+
+def check_intact(folder: Path) -> None:
+    """Notice damage before anything is computed from it."""
+    hashes = RunHashes.read(folder)
+    if hashes is not None:
+        hashes.check(resuming=True)
 
 
 def check_same(folder: Path, config: RunConfig) -> None:

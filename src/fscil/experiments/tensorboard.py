@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fscil.errors import UserError
 from fscil.evaluation.sessions import COLUMNS
+from fscil.runtime import Display, Runtime
 
 if TYPE_CHECKING:
     from fscil.experiments.run_folder import RunRecord
-    from fscil.runtime import Display, Runtime
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def check_tensorboard() -> None:
         raise UserError('runtime.tensorboard is on but TensorBoard is not installed; pip install "fscil[tensorboard]"')
 
 
-class TensorBoard:
+class TensorBoard(Display):
     """Stands before a run's display and writes down what passes: what training reports, and each session's metrics."""
 
     def __init__(self, folder: Path, display: Display, averaging: str):
@@ -60,7 +60,7 @@ class TensorBoard:
         for column in COLUMNS.values():
             value = column.read(session, self.averaging)
             if value is not None:
-                self.writer.add_scalar(f"session/{column.field}", value, session["session"])
+                self.writer.add_scalar(f"session/{column.key}", value, session["session"])
         self.writer.flush()
 
 
