@@ -31,8 +31,9 @@ SMALL: dict[str, Any] = {
 def make_backbone(seed: int = 0, **changes: Any) -> Backbone:
     shape = dict(img_size=SIZE, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0) | changes
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
         vit = VisionTransformer(**shape)
+        torch.nn.init.zeros_(vit.patch_embed.proj.bias)
+        torch.manual_seed(seed)  # none of timm's own draws remains: they differ from version to version
         for weight in vit.parameters():
             if weight.ndim > 1:  # timm starts so small that features hardly depend on the image
                 torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)

@@ -11,7 +11,7 @@ import torch
 
 from fscil.errors import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.extra("cluster"), pytest.mark.timeout(1200)]
 
 
 def weights_in(folder):
@@ -33,7 +33,6 @@ def compare(folder, *more):
 
 
 def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the_same(tmp_path):
-    pytest.importorskip("ray")
     from fscil.experiments.grid import owner_of
 
     weights_in(tmp_path)
@@ -65,7 +64,8 @@ def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the
 
 
 def test_a_cluster_that_cannot_do_it_is_one_line(tmp_path):
-    ray = pytest.importorskip("ray")
+    import ray
+
     from fscil.experiments.engines import Resources, make_engine
 
     try:
