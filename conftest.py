@@ -5,6 +5,7 @@ be imported without one, so that its examples cannot be read, is found out by im
 """
 
 import os
+import signal
 from functools import cache
 from importlib import metadata
 
@@ -13,6 +14,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REQUIRE_ALL = os.environ.get("FSCIL_REQUIRE_ALL") == "1"  # set by .ci/run once everything is installed
+
+
+# Background shells pass Ctrl-C on as ignored, and so would every process that a test starts and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
@@ -71,6 +77,7 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if item.get_closest_marker("gpu") is None:  # a GPU cannot be installed
+    # a GPU cannot be installed, and an example is skipped only where it says so itself
+    if item.get_closest_marker("gpu") is None and not isinstance(item, pytest.DoctestItem):
         fail_if_skipped(report)
     return report
