@@ -2,8 +2,10 @@
 # make test       set up everything and run the tests
 # make test-all   the slow tier as well: browser, cluster, several processes, README commands
 # make lint       ruff: lint and format check
+# make types      mypy
+# make versions   write down the versions that the slow tier ran with: constraints/tested.txt
 #
-# Only Python >= 3.10 (with venv) is assumed. Variables: PYTHON, VENV, ARGS (passed to `fscil run` or pytest), PIP_FLAGS.
+# Only Python >= 3.11 (with venv) is assumed. Variables: PYTHON, VENV, ARGS (passed to `fscil run` or pytest), PIP_FLAGS.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +13,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 ARGS ?=
 
-.PHONY: run test test-all lint format clean
+.PHONY: run test test-all lint types format versions clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.installed
@@ -28,13 +30,20 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+versions: $(VENV)/.installed-slow
+	echo "# Every version that the complete tests ran with, on Linux and $$($(BIN)/python --version): make versions" > constraints/tested.txt
+	$(BIN)/python -m pip freeze --exclude-editable >> constraints/tested.txt
+
 # The stamps make a second call start at once; they are older than pyproject.toml only when the dependencies changed.
 $(VENV)/pyvenv.cfg:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; set PYTHON=python3.x" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.x" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/pyvenv.cfg
@@ -50,4 +59,4 @@ $(VENV)/.installed-slow: pyproject.toml | $(VENV)/pyvenv.cfg
 	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,28 +1,95 @@
-"""What is built and promised outside of the code: the wheel's contents and the commands of the README."""
+"""What is built and promised outside of the code: wheel and sdist, versions, and the commands of the README."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The sdist, and the wheel made from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
+    (sdist,), (wheel,) = folder.glob("fscil-*.tar.gz"), folder.glob("fscil-*.whl")
+    return {"sdist": sdist, "wheel": wheel}
+
+
+def files_below(*folders: str) -> set[str]:
+    """Files of the checkout, as paths from its root."""
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return {path.relative_to(ROOT).as_posix() for path in found if "__pycache__" not in path.parts}
+
+
 @pytest.mark.slow
-def test_the_wheel_holds_everything_the_package_reads(tmp_path):
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT]
-    subprocess.run(build, check=True)
-    (wheel,) = tmp_path.glob("fscil-*.whl")
-    inside = set(zipfile.ZipFile(wheel).namelist())
-    source = ROOT / "src"
-    files = [path for path in (source / "fscil").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    wanted = {path.relative_to(source).as_posix() for path in files}
-    assert wanted - inside == set()
-    assert any(name.endswith("LICENSE") for name in inside)
+def test_what_is_built_holds_everything_the_package_and_its_tests_read(built):
+    wheel = set(zipfile.ZipFile(built["wheel"]).namelist())
+    assert {path.removeprefix("src/") for path in files_below("src/fscil")} - wheel == set()
+    assert any(name.endswith("LICENSE") for name in wheel)
+    with tarfile.open(built["sdist"]) as archive:
+        sdist = {name.partition("/")[2] for name in archive.getnames()}
+    assert files_below("src", "tests", "docs", "constraints") | {"Makefile", "conftest.py", "README.md"} <= sdist
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_is_built_runs_in_an_environment_of_its_own(kind, built, tmp_path):
+    """A bare environment with nothing but the package; the dependencies are read from the one that runs this test."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    binaries = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    pip = [sys.executable, "-m", "pip", "--python", binaries / "python"]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", built[kind]], check=True)
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    packages = subprocess.run([binaries / "python", "-c", code], env=environment, capture_output=True, text=True).stdout
+    # paths named in a .pth file are searched, but their own .pth files, among them that of the checkout, are not read
+    (Path(packages.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+
+    command = [binaries / "fscil", "run", "--limit", "2", "--set", "options.epochs=1", "--quiet", "-o", "run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "results.json").exists()
+    asked = [binaries / "python", "-c", "import fscil; print(fscil.__file__)"]
+    assert subprocess.run(asked, env=environment, capture_output=True, text=True).stdout.startswith(packages.strip())
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / "constraints" / name).read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(distribution): version for distribution, version in pairs}
+
+
+def declared() -> dict[str, SpecifierSet]:
+    """Every direct dependency of pyproject.toml, by a plain look at its strings."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project]")[2]
+    found = re.findall(r'"([\w.-]+)(>=[\w.,<]+)"', text.partition("[project.scripts]")[0])
+    return {canonicalize_name(name): SpecifierSet(versions) for name, versions in found if name != "python"}
+
+
+def test_the_lowest_versions_are_those_that_are_declared():
+    floors = {name: min(s.version for s in versions if s.operator == ">=") for name, versions in declared().items()}
+    assert len(floors) > 30 and pins("lowest.txt") == floors
+
+
+def test_the_tested_versions_hold_every_dependency_and_are_allowed():
+    tested = pins("tested.txt")
+    assert {name: tested[name] for name, versions in declared().items() if tested[name] not in versions} == {}
+
+
+def test_the_linter_of_a_commit_is_the_one_of_the_tests():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert re.search(r"ruff-pre-commit\s+rev: v(\S+)", hooks)[1] == pins("tested.txt")["ruff"]
 
 
 def readme_commands() -> list[str]:

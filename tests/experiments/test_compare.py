@@ -278,8 +278,8 @@ def test_an_interrupted_comparison_goes_on(tmp_path, weights):
     assert tables[0] == tables[1]
 
 
+@pytest.mark.extra("tensorboard")
 def test_tensorboard_logs_training_and_sessions(fscil, weights, tmp_path):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     status, out, err = fscil(

@@ -10,7 +10,7 @@ import pytest
 
 from fscil.errors import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.extra("cluster"), pytest.mark.timeout(1200)]
 
 
 def compare(folder, weights, *more):
@@ -22,7 +22,6 @@ def compare(folder, weights, *more):
 
 
 def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the_same(weights, tmp_path):
-    pytest.importorskip("ray")
     from fscil.experiments.claims import owner_of
 
     local = compare(tmp_path, weights, "-o", "local")
@@ -53,7 +52,8 @@ def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the
 
 
 def test_a_cluster_that_cannot_do_it_is_one_line(tmp_path):
-    ray = pytest.importorskip("ray")
+    import ray
+
     from fscil.experiments.engines import Resources, make_engine
 
     try:

@@ -25,11 +25,12 @@ from fscil.serving.host import Host, Limits
 from fscil.teachable.model import Teachable
 from made_up_pictures import BACKBONE, pictures
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::fscil.teachable.recognition.Notice")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.extra("serve"),
+    pytest.mark.filterwarnings("ignore::fscil.teachable.recognition.Notice"),
+]
 httpx = pytest.importorskip("httpx")
-pytest.importorskip("fastapi")
-pytest.importorskip("prometheus_client")
-pytest.importorskip("python_multipart")
 
 TOKEN = "a-token-that-nobody-guesses"
 

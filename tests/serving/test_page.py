@@ -362,7 +362,7 @@ def browser():
     if not chromium or not driver:
         message = "chromium and chromedriver are not installed"
         pytest.fail(message) if os.environ.get("FSCIL_REQUIRE_ALL") == "1" else pytest.skip(message)
-    pytest.importorskip("gradio")
+    pytest.importorskip("selenium")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -395,6 +395,7 @@ def library_says(model, file):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("app")
 def test_recognise_teach_undo_and_restart(world, browser, tmp_path):
     model = shutil.copytree(world["model"], tmp_path / "runes")
     known, new = world["known"][0], world["new"][0]
@@ -471,6 +472,7 @@ def page(world, browser, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("app")
 def test_bad_uploads_are_refused_in_words(world, page, tmp_path):
     visitor, model, temporary = page
     text, cut = tmp_path / "text.png", tmp_path / "cut.png"
@@ -496,6 +498,7 @@ def test_bad_uploads_are_refused_in_words(world, page, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("app")
 def test_two_people_teach_at_once_and_hostile_names_stay_text(world, page):
     from fscil.teachable.folder import ModelFolder
 
@@ -520,6 +523,7 @@ def test_two_people_teach_at_once_and_hostile_names_stay_text(world, page):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("app")
 def test_the_camera_works(page):
     visitor, _, temporary = page
     time.sleep(1.5)  # what earlier tests used is gone
@@ -535,6 +539,7 @@ def test_the_camera_works(page):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("app")
 def test_a_phone_needs_no_sideways_scrolling(world, page):
     visitor, _, _ = page
     resize(visitor.browser, 390)
@@ -558,6 +563,7 @@ def status(url, **headers):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("app")
 def test_the_model_and_the_interface_behind_the_page_are_not_served(page):
     visitor, model, _ = page
     assert status(visitor.address) == 200
@@ -569,6 +575,7 @@ def test_the_model_and_the_interface_behind_the_page_are_not_served(page):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("app")
 def test_files_that_were_not_uploaded_are_neither_read_nor_deleted(world, page, tmp_path):
     visitor, model, temporary = page
     with urllib.request.urlopen(f"{visitor.address}/config", timeout=20) as answer:
@@ -599,6 +606,7 @@ def test_files_that_were_not_uploaded_are_neither_read_nor_deleted(world, page, 
 
 
 @pytest.mark.slow
+@pytest.mark.extra("app")
 def test_a_password_is_asked_for(world, browser, tmp_path):
     with running(world["model"], tmp_path, "--host", "0.0.0.0", "--user", "ann", password="correct horse") as (
         address,

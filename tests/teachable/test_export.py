@@ -56,7 +56,8 @@ def test_folding_changes_the_weights_by_exactly_the_adapters(closed_form):
 
 
 def test_timm_opens_the_folder_and_agrees(closed_form, mpcc, tmp_path):
-    timm = pytest.importorskip("timm")
+    import timm
+
     for clf, name in ((closed_form, "closed"), (mpcc, "mpcc")):
         model = timm.create_model(f"local-dir:{export_timm(clf, tmp_path / name)}", pretrained=True).eval()
         with torch.no_grad():
@@ -73,8 +74,10 @@ def test_timm_opens_the_folder_and_agrees(closed_form, mpcc, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("export")
 def test_peft_loads_the_adapter_onto_the_hugging_face_vit(closed_form, tmp_path):
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    import peft
+    import transformers
     from safetensors.torch import load_file
 
     folder = export_peft(closed_form, tmp_path / "adapter")
@@ -103,9 +106,11 @@ def test_hugging_face_names_are_the_inverse_of_reading_them(closed_form):
 
 
 @pytest.mark.slow
+@pytest.mark.extra("export")
 @pytest.mark.parametrize("kind", ["closed_form", "mpcc"])
 def test_onnxruntime_gives_the_same_probabilities_and_unknowns(kind, request, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     clf = request.getfixturevalue(kind)
     path = export_onnx(clf, tmp_path / "model.onnx")
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]  # one file
