@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fscil.errors import UserError
 from fscil.serving import page_parts
+from fscil.serving.decoding import Decoders
 from fscil.serving.gate import Gate, Refusal, Scope, allowed_names, is_local
 from fscil.serving.listening import listen, make_server
 from fscil.serving.uploads import Uploads, upload_folder
@@ -346,12 +347,13 @@ def serve(
         from fscil.serving.host import Host
 
         listening = stack.enter_context(listen(address, port))
-        app = make_app(Host(model, weights, device), address, user, password)
+        host = Host(model, weights, device, decoders=Decoders().start())
+        app = make_app(host, address, user, password)
         port = listening.getsockname()[1]
         everywhere = address in ("0.0.0.0", "::")
         reached = "127.0.0.1" if everywhere else f"[{address}]" if ":" in address else address
         url = f"http://{reached}:{port}"
-        server = make_server(app, patience=1)  # open pages would keep it
+        server = make_server(app, host, patience=1)  # open pages would keep it
         # Pages that are open when it ends are cut off; that is no error.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # after uvicorn's own end, so that the folder goes too
