@@ -20,11 +20,12 @@ import numpy as np
 from PIL import Image
 
 from fscil.data.decode import in_order
-from fscil.data.pictures import decode, label_name
+from fscil.data.pictures import decode
 from fscil.errors import UserError
 from fscil.serving.decoding import TOO_NARROW, Decoders
 from fscil.teachable.folder import HEAD
 from fscil.teachable.model import Teachable, timestamp
+from fscil.teachable.names import check_class_name, check_class_names
 from fscil.teachable.recognition import Recognition
 
 AT_A_TIME = 2  # pictures of one request that are decoded at once: requests take turns
@@ -121,14 +122,15 @@ class Host:
 
     def learn_many(self, lessons: Mapping[str, Sequence[Picture]], add: bool = False) -> dict[str, Any]:
         """Teaches several classes in one lesson."""
+        known = {str(info["name"]): info["pictures"] for info in self.classes}
+        check_class_names(lessons, known)
         pictures = [picture for group in lessons.values() for picture in group]
-        labels = [label_name(name) for name, group in lessons.items() for _ in group]
+        labels = [check_class_name(name, known) for name, group in lessons.items() for _ in group]
         for name, group in lessons.items():
             if not len(group):
                 raise UserError(f'there are no pictures of "{name}"; five of different scenes are a good start.')
         if not pictures:
             raise UserError("no pictures were given.")
-        known = {str(info["name"]): info["pictures"] for info in self.classes}
         again = [label for label in dict.fromkeys(map(str, labels)) if label in known]
         if again and not add:
             raise UserError(

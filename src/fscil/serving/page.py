@@ -23,6 +23,7 @@ from fscil.serving.decoding import Decoders
 from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names, body_bytes, is_local, visitor
 from fscil.serving.listening import listen, make_server
 from fscil.serving.uploads import UPLOAD, Uploads, upload_folder
+from fscil.teachable.names import check_class_name
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -168,7 +169,12 @@ def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
         if not paths:
             yield say(f"Please add some pictures of “{typed}”; five of different scenes are a good start.", "bad")
             return
-        has = next((info["pictures"] for info in host.classes if str(info["name"]) == _spelled(typed)), None)
+        known = {str(info["name"]): info["pictures"] for info in host.classes}
+        try:
+            has = known.get(str(check_class_name(typed, known)))
+        except UserError as error:
+            yield say(page_parts.sentence(str(error)), "bad")
+            return
         if has is not None and not add:
             text = f"“{typed}” is known already, from {page_parts.count(has, 'picture')}. "
             text += "Add these pictures to it, or choose another name for another class."
@@ -232,15 +238,6 @@ def _advice(host: Host) -> str:
         "Three to ten pictures of different scenes are best. They are deleted once learned"
         f"{copies if host.info()['stored_pictures'] else ''}."
     )
-
-
-def _spelled(name: str) -> str:
-    """A name as the model keeps it; one that cannot be a name stays as it is and is refused later."""
-    from fscil.data.pictures import label_name
-
-    with contextlib.suppress(UserError):
-        return str(label_name(name))
-    return name
 
 
 def _change(change: Callable[[], str]) -> str:
