@@ -51,6 +51,7 @@ def test_scans_are_counted_where_they_are_scans():
     "data, message",
     [
         (lambda: many_scans(16, 5000), "more than 100 scans"),
+        (lambda: b"\xff\xd8" + b"\xff\xfe\0\2" * 3000 + many_scans(16, 1)[2:], "more than 2000 segments"),
         (lambda: many_scans(7000, 60), r"\d+ scans of 7000 x 7000 pixels are too many"),
         (lambda: encoded(Image.new("RGB", (7700, 7700)), "JPEG", progressive=True), "too many for JPEG of this kind"),
         (lambda: encoded(Image.new("RGB", (7000, 7000)), "WEBP", lossless=True), "too many for WEBP of this kind"),
@@ -188,6 +189,8 @@ def test_large_pictures_wait_for_one_another_and_not_for_long():
     for kind in ("JPEG", "GIF", "WEBP", "PNG"):
         assert decoding.work_announced(encoded(Image.new("RGB", (31, 17)), kind)) == 31 * 17
     assert decoding.work_announced(many_scans(64, 50)) > 12 * 64 * 64
+    thumbnail = b"Exif\0\0" + encoded(Image.new("RGB", (8, 8)), "JPEG")
+    assert decoding.work_announced(encoded(Image.new("RGB", (310, 170)), "JPEG", exif=thumbnail)) == 310 * 170
     assert decoding.work_announced(b"II*\0") > decoding.LARGE
     decoders, small = Decoders(workers=2), encoded(scene(64, 48), "PNG")
     decoders._large.acquire()  # one that takes its time

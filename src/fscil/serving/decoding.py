@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import queue
@@ -18,6 +19,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,8 +31,9 @@ from fscil.data.decode import FORMATS, DecodeError, decode_image, picture_array
 SECONDS = 10.0  # for one picture
 MEMORY = 380_000_000  # bytes that one picture may take, on top of an idle worker
 WORKERS = max(2, min(3, os.cpu_count() or 1))  # pictures at once; with MEMORY, all the memory that decoding takes
-SCANS = 100  # passes over one JPEG; cameras write 1, progressive files about 10,
-PASSED = 1_000_000_000  # and pixels that all of them together go over
+SCANS = 100  # passes over one JPEG; cameras write 1, progressive files about 10
+SEGMENTS = 2000  # parts of one JPEG, scans and all
+PASSED = 1_000_000_000  # pixels that all passes together go over
 LARGE = 16_000_000  # pixels: larger pictures leave one worker to the others,
 LARGE_WAITING = 8  # and so many of them may wait
 BAND = 1_000_000  # pixels of a large picture that are worked on at a time
@@ -40,7 +43,6 @@ CLOSING = "the server is closing"
 TOO_NARROW = "it is too narrow: its longer side may be {:g} times the shorter"
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # in the data of a scan: not an escaped byte, restart or filling
-_FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]..\x08(....)", re.DOTALL)  # where a JPEG says its size
 _PIXEL = {"I": 4, "F": 4, "I;16": 2, "I;16B": 2, "I;16L": 2, "1": 1, "L": 1, "P": 1}  # bytes; all other modes 4
 _ASK, _PIXELS, _REASON = struct.Struct(">IIfI"), struct.Struct(">II"), struct.Struct(">I")
 
@@ -86,14 +88,20 @@ def scans(data: bytes) -> int:
     >>> scans(file.getvalue()), scans(b"GIF89a")
     (10, 0)
     """
-    found, at = 0, 2
-    while data.startswith(b"\xff\xd8") and found <= SCANS and (marker := _MARKER.search(data, at)):
-        at, kind = marker.end(), data[marker.end() - 1]
-        if kind == 0xD9:
-            break
-        at += int.from_bytes(data[at : at + 2], "big")
-        found += kind == 0xDA
-    return found
+    found = (at for kind, at in jpeg_segments(data) if kind == 0xDA)
+    return sum(1 for _ in itertools.islice(found, SCANS + 1))
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """(kind, where its length stands) of each segment of a JPEG, not of thumbnails inside; other formats have none."""
+    at = 2
+    for _ in range(SEGMENTS):
+        marker = _MARKER.search(data, at) if data.startswith(b"\xff\xd8") else None
+        if marker is None or data[marker.end() - 1] == 0xD9:
+            return
+        yield data[marker.end() - 1], marker.end()
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    raise DecodeError(f"image: more than {SEGMENTS} segments")
 
 
 def webp_size(data: bytes) -> tuple[int, int]:
@@ -213,9 +221,10 @@ def work_announced(data: bytes) -> int:
         return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
     if data.startswith(b"RIFF"):
         return math.prod(webp_size(data))
-    if frame := data.startswith(b"\xff\xd8") and _FRAME.search(data):
-        height, width = struct.unpack(">HH", frame[1])
-        return height * width * max(1, scans(data) // 4)  # a few scans cost little more than one
+    for kind, at in jpeg_segments(data):
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # the frame, which says its size
+            pixels = int.from_bytes(data[at + 3 : at + 5], "big") * int.from_bytes(data[at + 5 : at + 7], "big")
+            return pixels * max(1, scans(data) // 4)  # a few scans cost little more than one
     return LARGE + 1
 
 

@@ -268,7 +268,7 @@ class Host:
                 return f"{width} x {height} pixels are more than the {limits.pixels} allowed"
             array = decode(picture, short_side)
         except UserError as error:
-            return str(error).removesuffix(".")
+            return str(error).removeprefix("image: ").removesuffix(".")
         except Exception as error:  # a missing file, or a Pillow image that is loaded only now and turns out damaged
             return f"it cannot be read ({error or type(error).__name__})"
         height, width = array.shape[:2]
