@@ -128,6 +128,23 @@ def test_a_known_class_wants_add(model, photos, capsys):
         (["learn", "MODEL", "HOLLOW/nothing", "--class", "heron"], "holds no pictures"),
         (["fit", "HOLLOW", "-o", "other", "--backbone", BACKBONE], "HOLLOW/nothing. holds no pictures"),
         (["learn", "MODEL", "FAKE"], "FAKE/heron/a.jpg .not a picture"),
+        (
+            ["learn", "MODEL", "PHOTOS", "--class", "heron"],
+            "folders of its own .class 0, class 1, class 2, class 3",
+        ),
+        (
+            ["learn", "MODEL", "PHOTOS", "--class", "class 2"],
+            r"one of them: fscil learn \S+ --class 'class 2' '\S+ 2'",
+        ),
+        (["learn", "MODEL", "PHOTOS/class 2"], r"to teach them as one class: fscil learn \S+ --class 'class 2' "),
+        (["learn", "MODEL", "x.png", "--class", "unknown"], "it is what pictures of no class are called"),
+        (["learn", "MODEL", "x.png", "--class", "class\u200b 1"], 'looks like the known class "class 1"'),
+        (["learn", "MODEL", "x.png", "--class", "caf\udce9"], "not valid text"),
+        (["learn", "MODEL", "x.png", "--class", "a\x1b[31m"], r"a.x1b.31m"),
+        (
+            ["fit", "PHOTOS", "-o", "other", "--backbone", BACKBONE, "-s", "options.epohcs=1"],
+            'Did you mean "options.epochs"',
+        ),
         (["forget", "MODEL", "clas 1"], 'Did you mean "class 1"'),
         (["fit", "PHOTOS", "-o", "MODEL"], "holds a model already"),
         (["fit", "PHOTOS", "-o", "other", "--backbone", "glyph_vit_x"], 'Did you mean "glyph_vit_'),
@@ -142,7 +159,11 @@ def test_bad_input_is_one_line_and_status_two(original, photos, tmp_path, monkey
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("no picture")
     places = {"MODEL": original, "PHOTOS": photos / "base"}
-    assert run(*(places.get(argument, argument) for argument in arguments)) == 2
+    for place, path in places.items():
+        arguments = [
+            str(path) + argument[len(place) :] if argument.startswith(place) else argument for argument in arguments
+        ]
+    assert run(*arguments) == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and said.out == ""
     assert re.search(message, said.err), said.err
@@ -161,6 +182,44 @@ def test_small_starts_and_repeats_are_noted(weights, photos, tmp_path, capsys):
     assert run("fit", folder, "-o", tmp_path / "m", "--backbone", BACKBONE, "--weights", weights, "-q") == 0
     said = capsys.readouterr().err
     assert "note: 1 of 25 pictures repeat" in said and "backbone stays as it is" in said
+
+
+def test_what_is_left_out_is_counted(model, photos, tmp_path, capsys):
+    folder = shutil.copytree(photos / "new", tmp_path / "new")
+    for name in ("loose.png", "class 10/notes.txt", "class 11/a.heic", "class 11/.hidden", "README"):
+        shutil.copy(photos / "base" / "class 0" / "000.png", folder / name)
+    assert run("learn", model, folder, "-q") == 0
+    said = capsys.readouterr()
+    assert "note: left out: 1 picture beside the class folders and 2 files of other types." in said.err
+    assert "learn: class 10 (5), class 11 (5)" in said.out
+    assert run("evaluate", model, folder, "-q") == 0
+    assert "note: left out: 1 picture beside" in capsys.readouterr().err
+
+
+def test_names_that_a_terminal_would_obey_are_shown_escaped(model, capsys):
+    from fscil.teachable.folder import ModelFolder
+
+    folder = ModelFolder(model)
+    head = folder.read()
+    head.current.record["classes"][0]["name"] = "red\x1b[31m"  # as in a model from a stranger
+    head.current.record["event"]["classes"] = {"red\x1b[31m": 6}
+    folder.write(head.config, head.versions, before=head)
+    for command in ("classes", "info"):
+        assert "red\\x1b[31m" in say(capsys, command, model)
+    assert json.loads(say(capsys, "classes", model, "--json"))[0]["name"] == "red\x1b[31m"
+
+
+def test_files_whose_names_are_no_utf8_are_named_all_the_same(model, photos, tmp_path, capsys):
+    odd = tmp_path / "caf\udce9\x1b.png"
+    shutil.copy(photos / "test" / "class 1" / "004.png", odd)
+    assert json.loads(say(capsys, "predict", model, odd, "--json"))[0]["file"] == str(odd)
+    for form in ([], ["--csv"]):
+        assert "caf\\udce9\\x1b.png" in say(capsys, "predict", model, odd, *form)
+
+
+def test_other_case_is_noted(model, photos, capsys):
+    assert run("learn", model, "-q", "--class", "CLASS 1", photos / "new" / "class 10") == 0
+    assert 'note: "CLASS 1" and "class 1" differ in case only and are two classes.' in capsys.readouterr().err
 
 
 def test_one_picture_twice_is_one_and_noted(model, photos, capsys):

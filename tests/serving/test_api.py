@@ -401,6 +401,37 @@ def test_a_server_killed_while_learning_loses_nothing_it_acknowledged(model):
     assert len(clf.classes_) <= 4 + len(acknowledged) + round_ + 1
 
 
+def bomb(side=7000, kind="RGBA") -> bytes:
+    """A few hundred kilobytes that take seconds and hundreds of megabytes to decode, and are allowed."""
+    file = io.BytesIO()
+    Image.new(kind, (side, side)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_bombs_neither_stop_the_others_nor_the_end(model):
+    large = bomb()
+    attack = [("files", (f"{at}.png", large)) for at in range(30)]
+    scans = Image.new("L", (64, 64))
+    file = io.BytesIO()
+    scans.save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    many = data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 5000 + data[-2:]
+    with served(model) as (process, web), ThreadPoolExecutor(4) as pool:
+        refused = web.post("/predict", files=[("files", ("many.jpg", many))]).json()["answers"][0]
+        assert "more than 100 scans" in refused["error"]
+        attacks = [pool.submit(web.post, "/predict", files=attack) for _ in range(3)]
+        while "fscil_requests_total" not in web.get("/metrics").text:
+            pass
+        time.sleep(1)
+        for _ in range(3):  # between two of the attackers' pictures
+            assert web.post("/predict", files=upload(0, 1)).json()["answers"][0]["label"] == "class 0"
+            assert len(web.get("/classes").json()["classes"]) == 4
+        assert not any(running.done() for running in attacks)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)  # what the attackers sent would take minutes
+        assert all(running.result().json()["answers"][-1]["error"] == "the server is closing" for running in attacks)
+
+
 def test_sigterm_finishes_what_is_running(model):
     with served(model) as (process, web), ThreadPoolExecutor(8) as pool:
         assert web.get("/health").status_code == 200

@@ -123,7 +123,7 @@ def test_what_is_added_noted_and_refused_by_rule():
 def served(gate, connections=512):
     """The port of a real server."""
     pytest.importorskip("uvicorn")
-    server, listener = listening.make_server(gate, None, connections), listening.listen("127.0.0.1", 0)
+    server, listener = listening.make_server(gate, connections=connections), listening.listen("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
     thread.start()
     try:

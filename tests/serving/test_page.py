@@ -1,5 +1,6 @@
 """The web page: its parts as HTML, its uploads, and all of it in a real browser against a real `fscil app`."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -24,7 +25,7 @@ from fscil.commands.app import read_password
 from fscil.errors import UserError
 from fscil.serving import page_parts
 from fscil.serving.gate import is_local
-from fscil.serving.page import serve
+from fscil.serving.page import before_login, check_upload, logged_in, serve
 from fscil.serving.uploads import Uploads
 
 HOSTILE = '<img src=x onerror="alert(1)">{{value}}${1+1}'
@@ -199,6 +200,48 @@ def test_used_files_go_but_not_those_that_took_their_place(tmp_path, monkeypatch
     assert again.exists()
 
 
+def test_uploads_have_a_quota_per_visitor_and_in_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("fscil.serving.uploads.PER_VISITOR", 250)
+    monkeypatch.setattr("fscil.serving.uploads.IN_ALL", 450)
+    uploads = Uploads(tmp_path)
+
+    async def gradio(scope, receive, send):
+        """Puts a file of the announced size into the folder, as Gradio's address for uploads does."""
+        size = int(dict(scope["headers"])[b"content-length"])
+        path = tmp_path / f"{len(uploads.owners)}.png"
+        path.write_bytes(bytes(size))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps([str(path)]).encode()})
+
+    def upload(who, size):
+        path, length = "/gradio_api/upload", (b"content-length", str(size).encode())
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [length], "client": (who, 1)}
+        refusal = check_upload(scope, uploads)
+        if refusal is None:
+            asyncio.run(uploads.noting(gradio)(scope, None, lambda message: asyncio.sleep(0)))
+        return refusal and refusal.status
+
+    assert [upload("ann", 100) for _ in range(3)] == [None, None, 503]
+    assert [upload("bob", 200), upload("eve", 100), upload("eve", 50)] == [None, 503, None]
+    (tmp_path / "0.png").unlink()  # used
+    assert [upload("ann", 200), upload("ann", 100)] == [503, None]
+    assert check_upload({"method": "POST", "path": "/gradio_api/upload", "headers": []}, uploads).status == 411
+
+
+def test_strangers_see_the_form_to_log_in_and_no_more():
+    def refusal(path, *headers):
+        scope = {"path": path, "method": "GET", "headers": list(headers)}
+        return None if logged_in(scope, "id", {"secret": "ann"}) else before_login(scope)
+
+    for path in ("/", "/login", "/config", "/assets/index.js", "/gradio_api/login_check"):
+        assert refusal(path) is None
+    for path in ("heartbeat/x", "queue/data", "queue/join", "upload", "upload_progress", "run/predict", "file=/x"):
+        assert refusal(f"/gradio_api/{path}").status == 401
+        assert refusal(f"/gradio_api/{path}", (b"cookie", b"a=b; access-token-unsecure-id=secret")) is None
+        assert refusal(f"/gradio_api/{path}", (b"cookie", b"access-token-id=wrong; access-token-id2=secret"))
+    assert refusal("/login", (b"content-length", b"20000")).status == 413
+
+
 def test_only_files_in_the_folder_for_uploads_are_touched(tmp_path, monkeypatch):
     monkeypatch.setattr("fscil.serving.uploads.DELETED_AFTER", 0.05)
     (tmp_path / "uploads").mkdir()
@@ -212,10 +255,12 @@ def test_only_files_in_the_folder_for_uploads_are_touched(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path / "uploads")
     around = str(tmp_path / "uploads" / ".." / "canary.png")
     for path in (*map(str, canaries), around, str(link), "a.png", "", None, "http://example.org/a.png"):
-        for use in (uploads.check, lambda path: uploads.take([path]), lambda path: uploads.discard([path])):
+        for use in (uploads.check, lambda path: uploads.find([path]), lambda path: uploads.discard([path])):
             with pytest.raises(UserError, match="only uploaded files"):
                 use(path)
-    assert uploads.take([str(inside)]) == [b"x"]
+    assert uploads.find([str(inside)]) == [inside]
+    with pytest.raises(UserError, match="waited too long"):
+        uploads.find([str(inside), str(tmp_path / "uploads" / "gone.png")])
     uploads.discard([str(inside)])
     assert wait_until(lambda: not inside.exists())
     assert all(file.exists() for file in canaries)
@@ -612,7 +657,8 @@ def test_a_password_is_asked_for(world, browser, tmp_path):
         address,
         _,
     ):
-        assert status(f"{address}/config") == 401 and status(f"{address}/gradio_api/queue/data") == 401
+        for path in ("config", "gradio_api/queue/data", "gradio_api/heartbeat/abc", "gradio_api/startup-events"):
+            assert status(f"{address}/{path}") == 401
         visitor = Visitor(browser, address).open()
 
         def log_in(name, password):

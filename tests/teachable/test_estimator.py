@@ -597,3 +597,41 @@ def test_a_picture_of_fifty_megapixels(small, tmp_path):
     image = Image.fromarray(pictures([1], 1, seed=1)[0][0]).resize((7072, 7072), Image.Resampling.NEAREST)
     image.save(tmp_path / "large.jpg", quality=80)
     assert small.predict([tmp_path / "large.jpg"]).tolist() == ["class 1"]
+
+
+# ---- what looks right and would go wrong ----
+
+
+def test_one_name_is_the_class_of_all_pictures(model):
+    assert list(model.learn(pictures([10], 3)[0], "house").classes_)[5:] == ["house"]
+    assert model.class_info_[-1]["pictures"] == 3
+
+
+def test_a_table_is_its_one_column_or_refused(model, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    folder = write_folders(tmp_path / "new", [10, 11], 3)
+    files = sorted(folder.rglob("*.png"))
+    table = pandas.DataFrame({"path": files, "label": [file.parent.name for file in files]})
+    model.learn(table[["path"]], table[["label"]])
+    assert list(model.classes_)[5:] == ["class 10", "class 11"]
+    assert (model.predict(table[["path"]]) == model.predict(table["path"])).all()
+    with pytest.raises(UserError, match="X is a table with the columns path, label; pass one of them"):
+        model.predict(table)
+
+
+def test_a_misspelt_option_is_an_error_though_nothing_is_trained(weights):
+    clf = FewShotClassifier(backbone=BACKBONE, weights=weights, options={"epohcs": 1})
+    with pytest.raises(UserError, match='Did you mean "options.epochs"'):
+        clf.fit(*pictures(range(3), 3))
+    shrunken = FewShotClassifier("teen", BACKBONE, weights=weights, options={"shrinkage": 0.5})
+    assert shrunken.fit(*pictures(range(3), 3)).config_["options"]["shrinkage"] == 0.5  # means something untrained
+
+
+def test_names_are_checked_before_pictures_are_read(model, weights):
+    for name, message in (("unknown", "no class are called"), ("class\u200b 1", "looks like")):
+        with pytest.raises(UserError, match=message):
+            model.learn(["no such file.png"], name)
+    with pytest.raises(UserError, match="looks like"):
+        FewShotClassifier(backbone=BACKBONE, weights=weights).fit(["a.png", "b.png"], ["a", "\uff41"])
+    with pytest.warns(Notice, match="differ in case only"):
+        model.learn(pictures([10], 2)[0], "CLASS 1")

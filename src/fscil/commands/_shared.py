@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fscil.teachable.names import printable
 from fscil.text import percent
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def notes() -> Iterator[None]:
                 show(message, category, *rest, **named)
             elif str(message) not in said:
                 said.add(str(message))
-                print(f"note: {message}.", file=sys.stderr)
+                print(f"note: {printable(message)}.", file=sys.stderr)
 
         warnings.showwarning = line
         yield
@@ -52,12 +53,13 @@ def read_head(path: Path) -> Head:
 
 
 def print_json(data: Any) -> None:
-    print(json.dumps(data, ensure_ascii=False, indent=1))
+    text = json.dumps(data, ensure_ascii=False, indent=1)
+    print(text.encode("utf-8", "backslashreplace").decode())  # a name that is no UTF-8 becomes an escape of JSON's
 
 
 def columns(rows: Iterable[Sequence[Any]], right: Sequence[int] = ()) -> str:
     """Rows as text with aligned columns; those in `right` are aligned to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = (
         "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths)))
@@ -68,7 +70,7 @@ def columns(rows: Iterable[Sequence[Any]], right: Sequence[int] = ()) -> str:
 
 def event_line(event: Mapping[str, Any]) -> str:
     """One change in words."""
-    named = ", ".join(f"{name} ({count})" for name, count in list(event["classes"].items())[:6])
+    named = ", ".join(f"{printable(name)} ({count})" for name, count in list(event["classes"].items())[:6])
     more = len(event["classes"]) - 6
     text = f"{event['when']}  {event['action']}: {named}" + (f" and {more} more" if more > 0 else "")
     figures = [f"{event['known']} classes"]

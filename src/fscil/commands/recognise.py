@@ -43,6 +43,7 @@ def predict(
     from fscil.commands._shared import columns, notes, open_model, print_json
     from fscil.data.pictures import expand
     from fscil.errors import UserError
+    from fscil.teachable.names import printable
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")
@@ -55,14 +56,14 @@ def predict(
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["file", "label", "confidence", "unknown", "error"])
         for file, item in zip(files, found):
-            writer.writerow([file, item.shown, f"{item.confidence:.4f}", item.unknown, item.error or ""])
+            writer.writerow([printable(file), item.shown, f"{item.confidence:.4f}", item.unknown, item.error or ""])
     else:
         readable = [(file, item) for file, item in zip(files, found) if item.error is None]
         if readable:
             print(columns([(file, item.shown, _how_sure(item)) for file, item in readable], right=[2]))
     unreadable = [(file, item.error) for file, item in zip(files, found) if item.error is not None]
     for file, error in unreadable:
-        print(f"fscil: {file}: {error}", file=sys.stderr)
+        print(f"fscil: {printable(file)}: {printable(error)}", file=sys.stderr)
     if unreadable:
         raise typer.Exit(1)
 
@@ -91,10 +92,14 @@ def evaluate(
     from fscil.commands._shared import columns, notes, open_model, print_json
     from fscil.data.pictures import class_folders
     from fscil.teachable.assess import assess
+    from fscil.teachable.lessons import left_out
 
     files, labels = class_folders(folder)
     with notes():
-        result = assess(open_model(model, weights, device, quiet), files, labels, skip_bad)
+        clf = open_model(model, weights, device, quiet)
+        if said := left_out(folder):
+            clf.note(said)
+        result = assess(clf, files, labels, skip_bad)
     if as_json:
         print_json(result)
         return

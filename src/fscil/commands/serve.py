@@ -48,6 +48,7 @@ def serve(
     except ImportError as error:
         raise UserError(f'fscil serve needs {error.name}; install it with: pip install "fscil[serve]"') from None
     from fscil.serving.api import make_app
+    from fscil.serving.decoding import Decoders
     from fscil.serving.gate import is_local
     from fscil.serving.host import Host
     from fscil.serving.listening import listen, make_server
@@ -58,13 +59,13 @@ def serve(
             f'--host "{host}" lets other machines in, which needs a token: put one into a file and pass --token-file, '
             "or set FSCIL_TOKEN."
         )
-    hosted = Host(model, weights, device or "auto")
+    hosted = Host(model, weights, device or "auto", decoders=Decoders().start())
     with contextlib.closing(listen(host, port)) as listening:
         where = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         known = f"{len(hosted.classes)} classes"
         print(f"serving {model} ({known}) at {where}, docs at {where}/docs; stop with Ctrl-C", file=sys.stderr)
         with contextlib.suppress(KeyboardInterrupt):
-            make_server(make_app(hosted, token, host, max_batch=max_batch)).run(sockets=[listening])
+            make_server(make_app(hosted, token, host, max_batch=max_batch), hosted).run(sockets=[listening])
 
 
 def _token(file: Path | None) -> str | None:

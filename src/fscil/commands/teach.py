@@ -42,28 +42,60 @@ def learn(
     """
     from fscil.commands._shared import event_line, notes, open_model
     from fscil.commands._shared import read_head as read
-    from fscil.errors import UserError
+    from fscil.teachable.lessons import left_out
+    from fscil.teachable.names import check_class_names, printable
 
-    if name is None and (len(pictures) != 1 or not pictures[0].is_dir()):
-        raise UserError("give one folder with a folder per class, or pictures together with --class NAME.")
     known = {str(info["name"]): info["pictures"] for info in read(model).current.record["classes"]}
-    from fscil.data.pictures import class_folders, expand, label_name
 
     if name is not None:
-        files = expand(pictures)
-        labels = [name] * len(files)
-    else:
-        files, labels = class_folders(pictures[0])
-    again = sorted({str(label_name(label)) for label in labels} & known.keys())
+        check_class_names([name], known)
+    files, labels = _lesson(model, pictures, name)
+    check_class_names(labels, known)
+    again = [label for label in dict.fromkeys(labels) if label in known]
     if again and not add and sys.stdin.isatty():
-        said = ", ".join(f'"{label}" ({known[label]} pictures)' for label in again)
+        said = ", ".join(f'"{printable(label)}" ({known[label]} pictures)' for label in again)
         add = typer.confirm(f"{said}: known already. Add these pictures?", err=True)
     with notes():
         clf = open_model(model, weights, device, quiet)
         clf.skip_bad = skip_bad
+        if name is None and (said := left_out(pictures[0])):
+            clf.note(said)
         with clf.editing():
             clf.learn(files, labels, add=add)
     print(event_line(clf.history_[-1]))
+
+
+def _lesson(model: Path, pictures: list[Path], name: str | None) -> tuple[list[Path], list[str]]:
+    """Files and labels; a folder that was surely meant otherwise is refused with the command for it."""
+    import shlex
+
+    from fscil.commands._shared import expand
+    from fscil.data.pictures import class_folders, files_in, label_name
+    from fscil.errors import UserError
+
+    def command(*words: object) -> str:
+        return shlex.join(["fscil", "learn", str(model), *map(str, words)])
+
+    if name is None:
+        if len(pictures) != 1 or not pictures[0].is_dir():
+            raise UserError("give one folder with a folder per class, or pictures together with --class NAME.")
+        (folder,) = pictures
+        if not any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir()) and files_in(folder):
+            one = command("--class", folder.resolve().name, folder)
+            raise UserError(f'"{folder}" holds pictures and no class folders; to teach them as one class: {one}')
+        files, names = class_folders(folder)
+        return files, [str(label_name(label)) for label in names]
+    for folder in filter(Path.is_dir, pictures):
+        inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and files_in(path)]
+        if inner:
+            named = ", ".join(path.name for path in inner[:5]) + (" …" if len(inner) > 5 else "")
+            own = next((path for path in inner if path.name == name), inner[0])
+            raise UserError(
+                f'"{folder}" holds folders of its own ({named}), which --class would make one class. '
+                f"A class each: {command(folder)}; one of them: {command('--class', name, own)}"
+            )
+    files = expand(pictures)
+    return files, [str(label_name(name))] * len(files)
 
 
 def forget(

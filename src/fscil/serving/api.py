@@ -20,17 +20,17 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client import generate_latest as prometheus_text
-from starlette.concurrency import run_in_threadpool
 
 from fscil._version import __version__
 from fscil.errors import UserError
-from fscil.serving.batching import Batcher, Busy
-from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names
+from fscil.serving.batching import Batcher, Busy, Room
+from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names, visitor
 from fscil.serving.host import Host
 from fscil.serving.schemas import Answers, Change, Classes, Health, History, Problem, Undone
 
 OPEN_TO_ALL = ("/health", "/docs", "/openapi.json")  # needs no token; the schema is no secret
 LESSONS_WAITING = 16  # more are told to come back
+REQUESTS_DECODED = 32  # requests whose pictures are decoded in turn; more wait
 ABOUT = """Few-shot class-incremental learning: names what pictures show, says **unknown** when it is none of the known
 classes, and learns new classes from a few pictures each. Lessons change the model folder at once and for good; `/undo`
 takes them back."""
@@ -89,16 +89,19 @@ def make_app(
     """
     metrics = Metrics(host)
     batcher = Batcher(host, metrics, max_batch, waiting, patience)
-    teacher = ThreadPoolExecutor(1, "teaching")
-    lessons_waiting = 0
+    decoders, teachers = (
+        ThreadPoolExecutor(REQUESTS_DECODED, "decoding"),
+        ThreadPoolExecutor(LESSONS_WAITING, "teaching"),
+    )
+    room, lessons_waiting = Room(), 0
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         task = asyncio.create_task(batcher.run())
         yield
         task.cancel()
-        batcher.thread.shutdown()
-        teacher.shutdown()
+        for pool in (decoders, batcher.thread, teachers):
+            pool.shutdown()
 
     async def change(action: str, lesson: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
         nonlocal lessons_waiting
@@ -106,7 +109,7 @@ def make_app(
             raise Busy("too many lessons wait already; try again later")
         lessons_waiting += 1
         try:
-            event = await asyncio.get_running_loop().run_in_executor(teacher, lesson, *arguments)
+            event = await asyncio.get_running_loop().run_in_executor(teachers, lesson, *arguments)
         finally:
             lessons_waiting -= 1
         metrics.lessons.labels(action).inc()
@@ -116,17 +119,20 @@ def make_app(
     routes = APIRouter(dependencies=guarded, responses=REFUSALS)
 
     @routes.post("/predict", tags=["recognise"])
-    async def predict(files: Files, top: Annotated[int, Query(ge=1, le=1000)] = 5) -> Answers:
+    async def predict(request: Request, files: Files, top: Annotated[int, Query(ge=1, le=1000)] = 5) -> Answers:
         """Name what each picture shows, with a calibrated confidence, or `unknown`.
 
         A picture that cannot be read has an `error` and does not stop the others.
         """
-        decoded = await run_in_threadpool(host.decode, await contents(files, host.limits.pictures))
-        found = await batcher.recognise(decoded, top)
+        pictures = await contents(files, host.limits.pictures)
+        with room.take(visitor(request.scope), len(pictures)):
+            decoded = await asyncio.get_running_loop().run_in_executor(decoders, host.decode, pictures)
+            found = await batcher.recognise(decoded, top)
         return Answers(answers=[item.entry(file.filename or "") for file, item in zip(files, found)])
 
     @routes.post("/learn", tags=["teach"])
     async def learn(
+        request: Request,
         files: Files,
         name: Annotated[str | None, Form(description="The class that all pictures show.")] = None,
         names: Annotated[list[str] | None, Form(description="Instead: the class of each picture, in order.")] = None,
@@ -141,7 +147,8 @@ def make_app(
         lessons: dict[str, list[bytes]] = {}
         for label, picture in zip(labels, await contents(files, host.limits.pictures)):
             lessons.setdefault(label, []).append(picture)
-        return Change(**await change("learn", host.learn_many, lessons, add))
+        with room.take(visitor(request.scope), len(files)):
+            return Change(**await change("learn", host.learn_many, lessons, add))
 
     @routes.post("/forget", tags=["teach"])
     async def forget(name: Annotated[str, Form(description="The class to remove.")]) -> Change:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -19,6 +21,26 @@ if TYPE_CHECKING:
 
 class Busy(Exception):
     """More than can wait; its text says so to the client."""
+
+
+class Room:
+    """Pictures that may be in memory at once, decoded or about to be; a single visitor may have half of them."""
+
+    def __init__(self, pictures: int = 512):
+        self.pictures, self.taken = pictures, Counter()
+
+    @contextlib.contextmanager
+    def take(self, visitor: str, count: int) -> Iterator[None]:
+        full = sum(self.taken.values()) + count > self.pictures
+        if full or self.taken[visitor] + count > max(self.pictures // 2, count):
+            raise Busy("too many pictures are being looked at already; try again in a second")
+        self.taken[visitor] += count
+        try:
+            yield
+        finally:
+            self.taken[visitor] -= count
+            if not self.taken[visitor]:
+                del self.taken[visitor]
 
 
 @dataclass

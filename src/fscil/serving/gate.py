@@ -128,7 +128,9 @@ class Gate:
             return Refusal(403, "requests from pages of other sites are refused")
         if len(lengths) > 1 or not all(length.isdigit() for length in lengths):
             return Refusal(400, "the header Content-Length is repeated or malformed")
-        return self.admit(scope) or (self.too_large() if lengths and int(lengths[0]) > self.request_bytes else None)
+        if lengths and int(lengths[0]) > self.request_bytes:
+            return self.too_large()
+        return self.admit(scope)
 
     def too_large(self) -> Refusal:
         return Refusal(413, f"the request is larger than the {self.request_bytes / 1e6:g} MB allowed")
@@ -208,6 +210,11 @@ def visitor(scope: Scope) -> str:
     """Whom a request is from, as far as can be told: the address."""
     client = scope.get("client")
     return client[0] if client else ""
+
+
+def body_bytes(scope: Scope) -> int | None:
+    """The size that a request announces for its body, checked by the gate before; None if it does not say."""
+    return int(found[0]) if (found := _values(scope, b"content-length")) else None
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:

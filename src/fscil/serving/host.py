@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fscil.data.decode import DecodeError, decode_image
-from fscil.data.pictures import decode, label_name
+from fscil.data.decode import in_order
+from fscil.data.pictures import decode
 from fscil.errors import UserError
+from fscil.serving.decoding import TOO_NARROW, Decoders
 from fscil.teachable.folder import HEAD
 from fscil.teachable.model import Teachable, timestamp
+from fscil.teachable.names import check_class_name, check_class_names
 from fscil.teachable.recognition import Recognition
 
+AT_A_TIME = 2  # pictures of one request that are decoded at once: requests take turns
 LOOK_EVERY = 1.0  # seconds between looks at whether another process has changed the folder
-DECODERS = min(4, os.cpu_count() or 1)  # pictures decoded at once, over all requests: bounds memory
 
 Picture = bytes | str | os.PathLike | Image.Image | np.ndarray
 log = logging.getLogger(__name__)
@@ -76,17 +77,21 @@ class Host:
         weights: str | os.PathLike | None = None,
         device: str = "auto",
         limits: Limits = Limits(),  # noqa: B008 (frozen)
+        decoders: Decoders | None = None,
     ):
         self.path, self.limits, self._device = Path(path).expanduser(), limits, device
         self._teaching = threading.Lock()  # one lesson at a time
         self._looking = threading.Lock()  # one thread at a time looks at the folder
         self._swapping = threading.Lock()  # held for a moment: which model answers
-        self._decoders = ThreadPoolExecutor(DECODERS, "decoding")
-        Image.init()  # all decoders, before threads ask for them
+        self._decoding = decoders or Decoders()
         self._stamp, self._looked = self._folder_stamp(), time.monotonic()
         first = self._open(weights=weights)
         self._backbone = first.backbone_
         self._answering, self._revision = _Answering(first), 0
+
+    def close(self) -> None:
+        """Ends the processes that decode, whatever they are at; pictures are refused from then on."""
+        self._decoding.close()
 
     # ---- answers ----------------------------------------------------------------------------------------------------
     def recognise(self, pictures: Sequence[Picture], top: int = 5, alike: int = 0) -> list[Recognition]:
@@ -108,7 +113,7 @@ class Host:
         """Each picture as uint8 (height, width, 3), reduced to what the model looks at; or why it cannot be used."""
         if len(pictures) > self.limits.pictures:
             raise UserError(f"{len(pictures)} pictures are too many at once; send at most {self.limits.pictures}.")
-        return list(self._decoders.map(self._decode, pictures))
+        return list(in_order(self._decode, pictures, AT_A_TIME))
 
     # ---- teaching ---------------------------------------------------------------------------------------------------
     def learn(self, name: str, pictures: Sequence[Picture], add: bool = False) -> dict[str, Any]:
@@ -117,14 +122,15 @@ class Host:
 
     def learn_many(self, lessons: Mapping[str, Sequence[Picture]], add: bool = False) -> dict[str, Any]:
         """Teaches several classes in one lesson."""
+        known = {str(info["name"]): info["pictures"] for info in self.classes}
+        check_class_names(lessons, known)
         pictures = [picture for group in lessons.values() for picture in group]
-        labels = [label_name(name) for name, group in lessons.items() for _ in group]
+        labels = [check_class_name(name, known) for name, group in lessons.items() for _ in group]
         for name, group in lessons.items():
             if not len(group):
                 raise UserError(f'there are no pictures of "{name}"; five of different scenes are a good start.')
         if not pictures:
             raise UserError("no pictures were given.")
-        known = {str(info["name"]): info["pictures"] for info in self.classes}
         again = [label for label in dict.fromkeys(map(str, labels)) if label in known]
         if again and not add:
             raise UserError(
@@ -248,28 +254,25 @@ class Host:
         return found.st_mtime_ns, found.st_ino, found.st_size
 
     def _decode(self, picture: Picture) -> np.ndarray | str:
+        """One picture; files and bytes, which may be anybody's, in a process of their own."""
         limits, short_side = self.limits, self._answering.model.short_side_
         try:
             if isinstance(picture, (bytes, str, os.PathLike)):
                 size = len(picture) if isinstance(picture, bytes) else os.path.getsize(picture)
                 if size > limits.file_bytes:
                     return f"{size / 1e6:.1f} MB are more than the {limits.file_bytes / 1e6:g} MB allowed"
-                array = decode_image(picture, max_pixels=limits.pixels, short_side=short_side)
-            else:
-                height, width = (picture.height, picture.width) if isinstance(picture, Image.Image) else _size(picture)
-                if height * width > limits.pixels:
-                    return f"{width} x {height} pixels are more than the {limits.pixels} allowed"
-                array = decode(picture, short_side)
-        except DecodeError as error:
-            return str(error).removeprefix("image: " if isinstance(picture, bytes) else f"{picture}: ")
+                data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+                return self._decoding.decode(data, short_side, limits.pixels, limits.aspect)
+            height, width = (picture.height, picture.width) if isinstance(picture, Image.Image) else _size(picture)
+            if height * width > limits.pixels:
+                return f"{width} x {height} pixels are more than the {limits.pixels} allowed"
+            array = decode(picture, short_side)
         except UserError as error:
-            return str(error).removesuffix(".")
+            return str(error).removeprefix("image: ").removesuffix(".")
         except Exception as error:  # a missing file, or a Pillow image that is loaded only now and turns out damaged
             return f"it cannot be read ({error or type(error).__name__})"
         height, width = array.shape[:2]
-        if max(height, width) > limits.aspect * min(height, width):
-            return f"it is too narrow: its longer side may be {limits.aspect:g} times the shorter"
-        return array
+        return TOO_NARROW.format(limits.aspect) if max(height, width) > limits.aspect * min(height, width) else array
 
 
 def _size(array: np.ndarray) -> tuple[int, int]:

@@ -10,8 +10,10 @@ from fscil.errors import UserError
 
 if TYPE_CHECKING:
     from fscil.serving.gate import Gate
+    from fscil.serving.host import Host
 
 HEADER_SECONDS = 10.0  # from a connection's begin, or the end of its last answer, to the next request's headers
+DECODING_SECONDS = 2.0  # for pictures that are being decoded when the server is told to stop
 CONNECTIONS = 512  # at once; beyond them whoever has kept silent longest has to go
 
 
@@ -31,13 +33,17 @@ def listen(address: str, port: int) -> socket.socket:
         ) from error
 
 
-def make_server(gate: Gate, patience: float | None = None, connections: int = CONNECTIONS) -> Any:
+def make_server(
+    gate: Gate, host: Host | None = None, patience: float | None = None, connections: int = CONNECTIONS
+) -> Any:
     """A uvicorn server; when told to stop, it answers what has arrived whole, for at most `patience` seconds."""
     import uvicorn
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             gate.close()
+            if host is not None:
+                asyncio.get_running_loop().call_later(DECODING_SECONDS, host.close)
             await super().shutdown(sockets)
 
     config = uvicorn.Config(

@@ -12,16 +12,18 @@ import signal
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fscil.errors import UserError
 from fscil.serving import page_parts
-from fscil.serving.gate import Gate, Refusal, Scope, allowed_names, is_local
+from fscil.serving.decoding import Decoders
+from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names, body_bytes, is_local, visitor
 from fscil.serving.listening import listen, make_server
-from fscil.serving.uploads import Uploads, upload_folder
+from fscil.serving.uploads import UPLOAD, Uploads, upload_folder
+from fscil.teachable.names import check_class_name
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -37,6 +39,11 @@ NEEDED = re.compile(
     r"|/gradio_api/(upload|upload_progress|queue/join|queue/data|run/\w+|heartbeat/\w+|startup-events|reset|cancel|user|"
     r"login_check|app_id|theme\.css|file=/.*)/?"
 )
+BEFORE_LOGIN = re.compile(
+    r"/|/(config|login|logout|theme\.css|favicon\.ico|manifest\.json|robots\.txt)/?|/(assets|static|svelte)/.*"
+    r"|/gradio_api/(user|login_check|app_id|theme\.css)/?"
+)
+LOGIN_BYTES = 10_000  # of a request before login
 STREAMS = re.compile(r"/gradio_api/(queue/data|heartbeat/\w+|upload_progress)/?")  # last as long as a page is open
 HEADERS = {
     "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
@@ -50,12 +57,10 @@ log = logging.getLogger(__name__)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-def make_page(host: Host, login: bool = False) -> gr.Blocks:
+def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
     """The page on one model, with a way out if people log in. `make_app` adds what keeps strangers out."""
     import gradio as gr
-    from gradio.utils import get_upload_folder
 
-    uploads = Uploads(get_upload_folder())
     page = gr.Blocks(title=f"{host.info()['name']} – fscil", analytics_enabled=False)
     with page:
         head = gr.HTML()
@@ -138,7 +143,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
         if path is None:
             return gr.skip(), gr.skip()
         try:
-            (decoded,) = host.decode(uploads.take([path]))
+            (decoded,) = host.decode(uploads.find([path]))
             (answer,) = host.recognise_decoded([decoded], alike=SHOWN_ALIKE)
             shown = page_parts.answer(answer, decoded if answer.error is None else None)
         except UserError as error:
@@ -164,7 +169,12 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
         if not paths:
             yield say(f"Please add some pictures of “{typed}”; five of different scenes are a good start.", "bad")
             return
-        has = next((info["pictures"] for info in host.classes if str(info["name"]) == _spelled(typed)), None)
+        known = {str(info["name"]): info["pictures"] for info in host.classes}
+        try:
+            has = known.get(str(check_class_name(typed, known)))
+        except UserError as error:
+            yield say(page_parts.sentence(str(error)), "bad")
+            return
         if has is not None and not add:
             text = f"“{typed}” is known already, from {page_parts.count(has, 'picture')}. "
             text += "Add these pictures to it, or choose another name for another class."
@@ -174,7 +184,7 @@ def make_page(host: Host, login: bool = False) -> gr.Blocks:
         waiting = f"Teaching “{typed}” from {page_parts.count(len(paths), 'picture')} …"
         yield {**say(waiting, "busy"), teach_button: gr.update(interactive=False)}
         try:
-            event = host.learn(typed, uploads.take(paths), add=add)
+            event = host.learn(typed, uploads.find(paths), add=add)
         except UserError as error:
             yield say(page_parts.sentence(str(error)), "bad")
         except Exception:
@@ -230,15 +240,6 @@ def _advice(host: Host) -> str:
     )
 
 
-def _spelled(name: str) -> str:
-    """A name as the model keeps it; one that cannot be a name stays as it is and is refused later."""
-    from fscil.data.pictures import label_name
-
-    with contextlib.suppress(UserError):
-        return str(label_name(name))
-    return name
-
-
 def _change(change: Callable[[], str]) -> str:
     try:
         return page_parts.message(change())
@@ -251,10 +252,12 @@ def _change(change: Callable[[], str]) -> str:
 
 # ---- serving ---------------------------------------------------------------------------------------------------------
 def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", password: str | None = None) -> Any:
-    """The page as an ASGI application behind its guard."""
+    """The page as an ASGI application behind its gate."""
     import gradio as gr
     from fastapi import FastAPI
+    from gradio.utils import get_upload_folder
 
+    uploads = Uploads(get_upload_folder())
     one_at_a_time = asyncio.Lock()
 
     async def may_enter(name: str, said: str) -> bool:
@@ -264,7 +267,79 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
                 await asyncio.sleep(WRONG_PASSWORD)
             return all(same)
 
-    theme = gr.themes.Default(
+    app = gr.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        make_page(host, uploads, login=password is not None),
+        path="/",
+        server_name=address,
+        auth=may_enter if password is not None else None,
+        auth_message=f"<p>To recognise with and teach {page_parts.escape(host.info()['name'])}.</p>",
+        allowed_paths=[],
+        blocked_paths=[str(host.path.resolve()), str(Path.cwd())],
+        max_file_size=host.limits.file_bytes,
+        show_error=False,
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        theme=_theme(),
+        css_paths=[Path(__file__).with_name("page.css")],
+    )
+    inner = app.routes[-1].app  # Gradio's own application, which knows who has logged in
+
+    def admit(scope: Scope) -> Refusal | None:
+        refusal = only_needed(scope)
+        if refusal is None and password is not None and not logged_in(scope, inner.cookie_id, inner.tokens):
+            refusal = before_login(scope)
+        return refusal or check_upload(scope, uploads)
+
+    return Gate(
+        uploads.noting(app),
+        host.limits.request_bytes,
+        allowed_names(address, open_to_others=password is not None),
+        admit=admit,
+        streams=STREAMS,
+        headers=HEADERS,
+    )
+
+
+def only_needed(scope: Scope) -> Refusal | None:
+    """Turns away what the page itself never asks for."""
+    return None if NEEDED.fullmatch(scope["path"]) else Refusal(404, "not found")
+
+
+def logged_in(scope: Scope, cookie: str, tokens: Mapping[str, str]) -> bool:
+    """Whether a request carries the cookie of somebody who gave the password."""
+    sent = b"; ".join(value for name, value in scope["headers"] if name == b"cookie").decode("latin-1")
+    named = dict(part.strip().partition("=")[::2] for part in sent.split(";"))
+    return any(named.get(f"access-token-{kind}{cookie}", "").strip('"') in tokens for kind in ("", "unsecure-"))
+
+
+def before_login(scope: Scope) -> Refusal | None:
+    """Lets strangers see the form and send it; nothing streams to them and nothing large is taken from them."""
+    if not BEFORE_LOGIN.fullmatch(scope["path"]):
+        return Refusal(401, "log in first")
+    return Refusal(413, "log in first") if (body_bytes(scope) or 0) > LOGIN_BYTES else None
+
+
+def check_upload(scope: Scope, uploads: Uploads) -> Refusal | None:
+    """Bounds what lies in the folder for uploads, of one visitor and in all."""
+    if scope["method"] in ("GET", "HEAD"):
+        return None
+    size = body_bytes(scope)
+    if size is None:
+        return Refusal(411, "the size is missing")
+    if UPLOAD.fullmatch(scope["path"]) and not uploads.room_for(visitor(scope), size):
+        return Refusal(503, "too many pictures wait to be used; use or wait for those, then try again", BUSY)
+    return None
+
+
+def _theme() -> Any:
+    import gradio as gr
+
+    return gr.themes.Default(
         primary_hue=gr.themes.Color(
             *("#e9f4fb", "#cfe7f6", "#a5d2ee", "#56b4e9", "#2a95d3", "#0072b2", "#00639b", "#005382", "#004369"),
             *("#003350", "#00263d"),
@@ -281,39 +356,6 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
         block_border_color="#dcdcda",
         block_border_color_dark="#3a4046",
     )
-    app = gr.mount_gradio_app(
-        FastAPI(openapi_url=None),
-        make_page(host, login=password is not None),
-        path="/",
-        server_name=address,
-        auth=may_enter if password is not None else None,
-        auth_message=f"<p>To recognise with and teach {page_parts.escape(host.info()['name'])}.</p>",
-        allowed_paths=[],
-        blocked_paths=[str(host.path.resolve()), str(Path.cwd())],
-        max_file_size=host.limits.file_bytes,
-        show_error=False,
-        footer_links=[],
-        run_history=False,
-        enable_monitoring=False,
-        ssr_mode=False,
-        pwa=False,
-        mcp_server=False,
-        theme=theme,
-        css_paths=[Path(__file__).with_name("page.css")],
-    )
-    return Gate(
-        app,
-        host.limits.request_bytes,
-        allowed_names(address, open_to_others=password is not None),
-        admit=only_needed,
-        streams=STREAMS,
-        headers=HEADERS,
-    )
-
-
-def only_needed(scope: Scope) -> Refusal | None:
-    """Turns away what the page itself never asks for."""
-    return None if NEEDED.fullmatch(scope["path"]) else Refusal(404, "not found")
 
 
 def serve(
@@ -346,12 +388,13 @@ def serve(
         from fscil.serving.host import Host
 
         listening = stack.enter_context(listen(address, port))
-        app = make_app(Host(model, weights, device), address, user, password)
+        host = Host(model, weights, device, decoders=Decoders().start())
+        app = make_app(host, address, user, password)
         port = listening.getsockname()[1]
         everywhere = address in ("0.0.0.0", "::")
         reached = "127.0.0.1" if everywhere else f"[{address}]" if ":" in address else address
         url = f"http://{reached}:{port}"
-        server = make_server(app, patience=1)  # open pages would keep it
+        server = make_server(app, host, patience=1)  # open pages would keep it
         # Pages that are open when it ends are cut off; that is no error.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # after uvicorn's own end, so that the folder goes too

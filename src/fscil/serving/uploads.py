@@ -7,20 +7,27 @@ itself with the process.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import tempfile
 import threading
 import time
 from abc import ABCMeta
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fscil.errors import UserError
+from fscil.serving.gate import Scope, body_bytes, visitor
 from fscil.serving.page_parts import sentence
 
 DELETED_AFTER = 1.0  # seconds from a file's use to its end
 KEPT_UNUSED = 900  # seconds that an uploaded file waits to be used
+PER_VISITOR = 300_000_000  # bytes that wait at a time, of one address
+IN_ALL = 1_000_000_000  # and of all
+UPLOAD = re.compile(r"/gradio_api/upload/?")
 
 
 class Uploads:
@@ -32,6 +39,8 @@ class Uploads:
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = os.path.realpath(folder)
+        self.owners: dict[str, str] = {}  # uploaded file -> visitor
+        self.arriving: Counter[str] = Counter()  # bytes on their way, by visitor
 
     def check(self, path: str | None) -> str:
         """The real path of an uploaded file; anything else is refused."""
@@ -40,11 +49,12 @@ class Uploads:
             raise UserError("only uploaded files can be used.")
         return real
 
-    def take(self, paths: Sequence[str]) -> list[bytes]:
-        try:
-            return [Path(self.check(path)).read_bytes() for path in paths]
-        except (FileNotFoundError, IsADirectoryError):
-            raise UserError("the pictures have waited too long and were deleted; please add them again.") from None
+    def find(self, paths: Sequence[str]) -> list[Path]:
+        """Uploaded files that are there; they are read when their turn comes, so that few are in memory at a time."""
+        files = [Path(self.check(path)) for path in paths]
+        if not all(file.is_file() for file in files):
+            raise UserError("the pictures have waited too long and were deleted; please add them again.")
+        return files
 
     def discard(self, paths: Sequence[str]) -> None:
         """Deletes files in a moment: the browser may be about to show them. Files of the same name added since stay."""
@@ -59,6 +69,39 @@ class Uploads:
         timer = threading.Timer(DELETED_AFTER, delete)
         timer.daemon = True
         timer.start()
+
+    def room_for(self, visitor: str, size: int) -> bool:
+        """Whether so much more may lie here until it is used: of one visitor, and of all."""
+        used = Counter(self.arriving)
+        for path, owner in list(self.owners.items()):
+            try:
+                used[owner] += os.stat(path).st_size
+            except OSError:  # used, or swept
+                self.owners.pop(path, None)
+        return used[visitor] + size <= PER_VISITOR and sum(used.values()) + size <= IN_ALL
+
+    def noting(self, app: Callable) -> Callable:
+        """ASGI: notes who uploaded what, from Gradio's answer: the paths of the files."""
+
+        async def noted(scope: Scope, receive: Callable, send: Callable) -> None:
+            if scope["type"] != "http" or not UPLOAD.fullmatch(scope["path"]):
+                return await app(scope, receive, send)
+            who, size, answer = visitor(scope), body_bytes(scope) or 0, bytearray()
+
+            async def reading(message: Any) -> None:
+                answer.extend(message.get("body", b""))
+                await send(message)
+
+            self.arriving[who] += size
+            try:
+                await app(scope, receive, reading)
+            finally:
+                self.arriving[who] -= size
+                with contextlib.suppress(ValueError):  # a refusal in words
+                    paths = json.loads(answer)
+                    self.owners |= {path: who for path in paths if isinstance(path, str)}
+
+        return noted
 
     def sweep(self, age: float) -> None:
         """Deletes files and empty folders that have lain there for more than `age` seconds."""

@@ -2,26 +2,70 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fscil.data import cache_dir
-from fscil.data.pictures import Label, Pictures, label_name, name_of, read_pictures, repeated
+from fscil.data.decode import SUFFIXES
+from fscil.data.pictures import Label, Pictures, label_name, listed, name_of, pair, read_pictures, repeated
 from fscil.errors import UserError
+from fscil.teachable.names import check_class_names
 
 if TYPE_CHECKING:
     from fscil.teachable.knowledge import Knowledge
 
 
-def fitting_labels(labels: list[Label], knowledge: Knowledge, add: bool) -> list[Label]:
+def pictures_of(X: Any) -> Sequence[Any]:
+    """Pictures as a sequence; of a table with one column, what is in it."""
+    return listed(_one_column(X, "X"))
+
+
+def labelled(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
+    """(pictures, labels) of anything `fit` and `learn` take; a single name is the class of all pictures."""
+    X, y = _one_column(X, "X"), _one_column(y, "y")
+    if isinstance(y, (str, int)) and not isinstance(y, bool):
+        X = listed(X)
+        y = [y] * len(X)
+    return pair(X, y)
+
+
+def _one_column(table: Any, name: str) -> Any:
+    """The column of a data frame, which would otherwise be taken for the names of its columns."""
+    columns = getattr(table, "columns", None)
+    if columns is None or not hasattr(table, "iloc"):
+        return table
+    if len(columns) != 1:
+        raise UserError(f"{name} is a table with the columns {', '.join(map(str, columns))}; pass one of them.")
+    return table.iloc[:, 0].tolist()
+
+
+def left_out(root: str | os.PathLike) -> str | None:
+    """What of a folder of class folders is not learned from, in words: pictures beside them, files of other types."""
+    root, loose, strange = Path(root).expanduser(), 0, 0
+    for where, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            picture = Path(name).suffix.lower() in SUFFIXES
+            loose += picture and Path(where) == root and not name.startswith(".")
+            strange += not picture and Path(where) != root and not name.startswith(".")
+    said = [f"{loose} picture{'s' * (loose != 1)} beside the class folders"] if loose else []
+    said += [f"{strange} file{'s' * (strange != 1)} of other types"] if strange else []
+    return f"left out: {' and '.join(said)}" if said else None
+
+
+def fitting_labels(labels: list[Label], knowledge: Knowledge, add: bool, note: Callable[[str], None]) -> list[Label]:
     """Labels of the kind the model has (text or numbers); known classes are refused unless pictures are added."""
     names = knowledge.names
     if names and type(names[0]) is not type(labels[0]):
         labels = [label_name(str(label)) if isinstance(names[0], str) else label for label in labels]
         if type(names[0]) is not type(labels[0]):
             raise UserError(f'label "{labels[0]}" is text, but the classes of this model are numbers.')
+    for text in check_class_names(labels, names):
+        note(text)
     counts = Counter(labels)
     known = [label for label in counts if label in names]
     if known and not add:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fscil import registry
 from fscil.backbones.vit import Backbone
-from fscil.data.pictures import Label, listed, pair
+from fscil.data.pictures import Label
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
@@ -34,10 +34,12 @@ from fscil.methods.making import make_method
 from fscil.strict import build
 from fscil.teachable.folder import BACKBONE, ModelFolder
 from fscil.teachable.knowledge import Knowledge
-from fscil.teachable.lessons import fitting_labels, read_lesson
+from fscil.teachable.lessons import fitting_labels, labelled, left_out, pictures_of, read_lesson
+from fscil.teachable.names import check_class_names
 from fscil.teachable.planning import choose_held_out, fit_frozen, make_plan
 from fscil.teachable.recognition import Alike, Notice, Recogniser, Recognition
 from fscil.teachable.starting import (
+    check_options,
     check_parameters,
     describe_backbone,
     open_backbone,
@@ -95,7 +97,11 @@ class Teachable:
         """Learns the base classes."""
         check_parameters(self)
         self._versions = Versions()
-        X, labels = pair(X, y)
+        check_options(self.method, self.options)
+        source, (X, labels) = X if y is None else None, labelled(X, y)
+        self._note_left_out(source)
+        for text in check_class_names(labels):
+            self.note(text)
         self.runtime_ = start_runtime(self.device, self.precision, self.seed, self.verbose)
         backbone = open_backbone(self.backbone, self.weights, (self.transform or {}).get("size"), self.runtime_)
         transform = transform_for(backbone, self.transform)
@@ -149,9 +155,10 @@ class Teachable:
     def learn(self, X: Any, y: Any = None, add: bool = False) -> Teachable:
         """Learns new classes from a few pictures each; with `add`, pictures of known classes are added to theirs."""
         self.check_fitted()
-        X, labels = pair(X, y)
+        source, (X, labels) = X if y is None else None, labelled(X, y)
+        self._note_left_out(source)
         knowledge, names = self.knowledge_, self.knowledge_.names
-        labels = fitting_labels(labels, knowledge, add)
+        labels = fitting_labels(labels, knowledge, add, self.note)
         if set(labels) & set(names) and not knowledge.method.can_refine:
             raise UserError(f"method {self.config_['method']} cannot add pictures to a known class; use smp.")
         known = knowledge.pictures_by_fingerprint()
@@ -234,12 +241,12 @@ class Teachable:
 
     def answers(self, X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(probabilities, whether unknown, score of fit) of all pictures in one pass; unreadable ones are an error."""
-        _, answers = self.recogniser().readable(listed(X))
+        _, answers = self.recogniser().readable(pictures_of(X))
         return answers.probabilities.numpy(), answers.unknown.numpy(), answers.scores.numpy()
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy of `predict`."""
-        X, labels = pair(X, y)
+        X, labels = labelled(X, y)
         right = self.predict(X) == np.array(labels)
         return float(np.average(right, weights=sample_weight))
 
@@ -248,7 +255,7 @@ class Teachable:
 
         With `alike`, so many kept pictures most like each come along, if small copies are kept.
         """
-        return self.recogniser().recognise(listed(X), top, alike)
+        return self.recogniser().recognise(pictures_of(X), top, alike)
 
     def recognise_decoded(self, arrays: Sequence[np.ndarray], top: int = 5, alike: int = 0) -> list[Recognition]:
         """`recognise` for pictures uint8 (height, width, 3) that are upright and reduced to `short_side_` already."""
@@ -260,13 +267,13 @@ class Teachable:
         recogniser = self.recogniser()
         if not self.knowledge_.method.features_fixed:
             raise UserError(f"method {self.config_['method']} has no features that stay as they are.")
-        return recogniser.features(listed(X)).numpy()
+        return recogniser.features(pictures_of(X)).numpy()
 
     def nearest_thumbnails(self, X: Any, count: int = 3) -> list[list[Alike]]:
         """(class, cosine, small copy uint8) of the kept pictures most like each picture; empty if none were kept."""
         self.check_fitted()
         if not self.knowledge_.thumbnails:
-            return [[] for _ in listed(X)]
+            return [[] for _ in pictures_of(X)]
         return self.knowledge_.nearest_thumbnails(torch.from_numpy(self.embed(X)), count)
 
     # ---- files ------------------------------------------------------------------------------------------------------
@@ -409,6 +416,10 @@ class Teachable:
     def note(self, text: str) -> None:
         """Says something worth knowing, here as a warning; whoever hosts a model may put it elsewhere."""
         warnings.warn(text, Notice, stacklevel=4)
+
+    def _note_left_out(self, source: Any) -> None:
+        if isinstance(source, (str, os.PathLike)) and (said := left_out(source)):
+            self.note(said)
 
     def check_fitted(self) -> None:
         """Raises scikit-learn's NotFittedError before `fit` or `load`."""

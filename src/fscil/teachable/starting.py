@@ -16,6 +16,7 @@ from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
 from fscil.runtime import Runtime
 from fscil.strict import build
+from fscil.teachable.planning import FROZEN_OPTIONS
 
 if TYPE_CHECKING:
     from fscil.teachable.model import Teachable
@@ -44,6 +45,12 @@ def check_parameters(clf: Teachable) -> None:
             raise UserError(f"{name} is {value}; it must be at least 0 and below {most}.")
     if not (isinstance(clf.thumbnails, int) and clf.thumbnails >= 0):
         raise UserError(f"thumbnails is {clf.thumbnails}; it must be a number of pictures per class, 0 for none.")
+
+
+def check_options(method: str, options: Mapping[str, Any] | None) -> None:
+    """Refuses options that the method does not have, also where nothing is trained and most would be of no effect."""
+    own = {key: value for key, value in (options or {}).items() if key not in FROZEN_OPTIONS}
+    build(registry.method_class(method).Options, own, "options.")
 
 
 def start_runtime(device: str, precision: str, seed: int, verbose: bool) -> Runtime:
