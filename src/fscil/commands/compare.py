@@ -175,6 +175,7 @@ def leave_out(problems: Sequence[str]) -> None:
 
 
 def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, memory: Any) -> Engine:
+    """The engine that the options name."""
     import os
 
     from fscil.errors import UserError

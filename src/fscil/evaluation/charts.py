@@ -143,6 +143,7 @@ class Chart:
         return [*written, target]
 
     def rendered(self, suffix: str) -> bytes:
+        """The picture as png, svg or pdf; the same data give the same bytes."""
         stream = io.BytesIO()
         undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[suffix]
         with style():
@@ -166,6 +167,7 @@ class Chart:
         return f'{tag} role="img" aria-label="{label}" style="{size}">{rest}'
 
     def csv(self) -> str:
+        """The numbers behind the picture, unrounded."""
         names = list(dict.fromkeys(name for row in self.rows for name in row))
         stream = io.StringIO()
         writer = csv.DictWriter(stream, [*names, *(["note"] if self.stamp else [])], lineterminator="\n")
@@ -227,6 +229,7 @@ def spread_labels(values: Mapping[str, float], axes: Axes) -> dict[str, tuple[fl
 
 
 def legend_of_looks(figure: Figure, labels: Sequence[str], looks: Mapping[str, tuple], beside: bool) -> None:
+    """Lines and markers of all labels, below the panels or beside a single one."""
     from matplotlib.lines import Line2D
 
     handles = [

@@ -38,6 +38,8 @@ def row_label(row: Row) -> str:
 
 
 def to_markdown(table: Table) -> str:
+    """A Markdown table, best values in bold, remarks below it."""
+
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 

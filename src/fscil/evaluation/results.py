@@ -54,6 +54,7 @@ class Results:
         return captured.get()
 
     def rich_table(self) -> Table:
+        """The same for a terminal."""
         averaging = self.config.get("evaluation", {}).get("hacc", "group")
         table = session_table(self.sessions, self.summary, averaging, self.title)
         table.caption = "\n".join([str(table.caption), *(["; ".join(self.limits)] if self.limits else [])])

@@ -133,6 +133,7 @@ def details() -> list[str]:
 
 
 def metric(name: str) -> Metric:
+    """One of `metrics`, by name."""
     known = metrics()
     if name not in known:
         raise UserError(f'unknown metric "{name}"; known: {", ".join(known)}.{nearest(name, known)}')

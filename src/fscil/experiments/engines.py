@@ -55,6 +55,7 @@ class Resources:
 def make_engine(
     name: str = "local", jobs: int = 1, address: str | None = None, resources: Resources | None = None
 ) -> Engine:
+    """The engine of this name; `address` and `resources` are those of a Ray cluster."""
     if name not in ENGINES:
         raise UserError(f'--engine "{name}" is not one of {", ".join(ENGINES)}.{nearest(name, ENGINES)}')
     if name == "ray":

@@ -236,6 +236,7 @@ def _fit_base(method: Method, task: Task, runtime: Runtime, share: bool) -> None
 
 
 def make_runtime(config: RunConfig, display: LiveDisplay, **services: Any) -> Runtime:
+    """The runtime that a configuration asks for, with services such as a shelf."""
     chosen = config.runtime
     extra = {} if chosen.eval_batch is None else {"batch_size_eval": chosen.eval_batch}
     return Runtime.make(

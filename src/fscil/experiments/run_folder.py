@@ -89,6 +89,7 @@ class RunRecord:
                 self.hashes.write()
 
     def describe_split(self) -> dict[str, Any]:
+        """The stream in figures, for results.json."""
         stream = self.stream
         return {
             "dataset": stream.name,
@@ -182,6 +183,7 @@ class RunRecord:
         self.runtime.wait()
 
     def finish(self, method: Method, backbone: Backbone, transform: Transform) -> Results:
+        """Write the curve and the results, which make the run a finished one."""
         seen = self.sessions[-1]["seen"]
         predictions, _ = load_tensors(self.predictions(len(self.sessions) - 1))
         confusion = metrics.confusion(predictions["labels"].numpy(), predictions["top"][:, 0].numpy(), seen)
@@ -287,6 +289,7 @@ def same_everywhere(folder: Path, runtime: Runtime) -> Path:
 
 
 def check_new(folder: Path) -> None:
+    """Refuse to start a run where something else is."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f'--output "{folder}" is a file; name a folder that does not exist yet')
     if folder.is_dir() and any(folder.iterdir()):
@@ -296,6 +299,7 @@ def check_new(folder: Path) -> None:
 
 
 def check_unfinished(folder: Path) -> None:
+    """Refuse to go on with what is no run, or a finished one."""
     if not (folder / "config.yaml").is_file():
         raise UserError(f'--resume "{folder}": not a run folder (no config.yaml in it)')
     if (folder / "results.json").exists():

@@ -57,6 +57,7 @@ class TensorBoard(Display):
         self.display.report(**fields)
 
     def session(self, session: Mapping[str, Any]) -> None:
+        """The columns of a session that has just ended."""
         for column in COLUMNS.values():
             value = column.read(session, self.averaging)
             if value is not None:

@@ -88,6 +88,7 @@ class StoredRun:
 
     @cached_property
     def sessions(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl that count."""
         hashes = RunHashes.read(self.folder)
         path = self.folder / METRICS
         if hashes is None or hashes.finished:
