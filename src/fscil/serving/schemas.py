@@ -1,70 +1,88 @@
-"""What the server answers, as `/docs` describes it."""
+"""What the server answers, as `/docs` describes it: FastAPI makes its schema of these, texts in `metadata` included."""
 
-from __future__ import annotations
+from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import BaseModel, Field
+
+def described(text: str, **more: Any) -> Any:
+    """A field with a sentence about it."""
+    default = {"default": more.pop("default")} if "default" in more else {}
+    return field(**default, metadata={"description": text, **more})
 
 
-class Guess(BaseModel):
+@dataclass
+class Guess:
     label: str | int
     probability: float
 
 
-class Answer(BaseModel):
+@dataclass
+class Answer:
     """What one picture shows, as `fscil predict --json` has it."""
 
-    file: str = Field(description="The name it was sent under.")
-    label: str | None = Field(description='The class, "unknown", or null if the picture could not be read.')
-    confidence: float = Field(description="Calibrated probability of the best class.")
-    unknown: bool = Field(description="Whether it shows none of the known classes.")
-    top: list[Guess] = Field(description="The best classes, best first.")
-    error: str | None = Field(description="Why the picture could not be read.")
+    file: str = described("The name it was sent under.")
+    label: str | None = described('The class, "unknown", or null if the picture could not be read.')
+    confidence: float = described("Calibrated probability of the best class.")
+    unknown: bool = described("Whether it shows none of the known classes.")
+    top: list[Guess] = described("The best classes, best first.")
+    error: str | None = described("Why the picture could not be read.")
 
 
-class Answers(BaseModel):
-    answers: list[Answer] = Field(description="One per picture, in the order they were sent.")
+@dataclass
+class Answers:
+    answers: list[Answer] = described("One per picture, in the order they were sent.")
 
 
-class Event(BaseModel):
+@dataclass(kw_only=True)
+class Event:
     """One change of the model."""
 
-    action: str = Field(examples=["learn"])
-    when: str = Field(examples=["2025-01-31T12:00:00Z"])
-    classes: dict[str, int] = Field(description="Pictures per class that the change was about.")
-    known: int = Field(description="Classes known after it.")
-    held_out_accuracy: float | None = Field(None, description="Accuracy on held-out base pictures after it.")
-    held_out_rejection: float | None = Field(None, description="Share of them called unknown.")
-    taught_rejection: float | None = Field(None, description="Share of taught pictures called unknown.")
+    action: str = described("What was done.", examples=["learn"])
+    when: str = described("In UTC.", examples=["2025-01-31T12:00:00Z"])
+    classes: dict[str, int] = described("Pictures per class that the change was about.")
+    known: int = described("Classes known after it.")
+    held_out_accuracy: float | None = described("Accuracy on held-out base pictures after it.", default=None)
+    held_out_rejection: float | None = described("Share of them called unknown.", default=None)
+    taught_rejection: float | None = described("Share of taught pictures called unknown.", default=None)
 
 
+@dataclass(kw_only=True)
 class Change(Event):
-    notes: list[str] = Field(description="Worth knowing: pictures given twice, a class taught from one picture.")
+    """A change, with what there is to say about it."""
+
+    notes: list[str] = described("Worth knowing: pictures given twice, a class taught from one picture.")
 
 
-class Undone(BaseModel):
-    undone: list[Event] = Field(description="The changes taken back, latest first.")
-    known: int = Field(description="Classes known now.")
+@dataclass
+class Undone:
+    undone: list[Event] = described("The changes taken back, latest first.")
+    known: int = described("Classes known now.")
 
 
-class Known(BaseModel):
+@dataclass
+class Known:
     name: str | int
     pictures: int
-    base: bool = Field(description="Of the base classes, or taught later.")
+    base: bool = described("Of the base classes, or taught later.")
     since: str
 
 
-class Classes(BaseModel):
+@dataclass
+class Classes:
     classes: list[Known]
 
 
-class History(BaseModel):
-    history: list[Event] = Field(description="The base classes first; what was undone is not in it.")
+@dataclass
+class History:
+    history: list[Event] = described("The base classes first; what was undone is not in it.")
 
 
-class Health(BaseModel):
-    status: str = Field(examples=["ok"])
+@dataclass
+class Health:
+    status: str = described("Whether it answers.", examples=["ok"])
     version: str
 
 
-class Problem(BaseModel):
-    detail: str = Field(description="One plain sentence.")
+@dataclass
+class Problem:
+    detail: str = described("One plain sentence.")
