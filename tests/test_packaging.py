@@ -131,13 +131,14 @@ def test_the_examples_of_contributing_work_from_another_package(weights, tmp_pat
     from fscil.evaluation.results import load_results
 
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    method, method_entry, data, data_entry = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    method, method_entry, head, head_entry, data, data_entry = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     points = "".join(re.findall(r"```toml\n\[project\.entry-points\.(.*?)```", text, re.DOTALL))
     package, info = tmp_path / "my_package", tmp_path / "my_package-1.dist-info"
     package.mkdir()
     info.mkdir()
-    (package / "__init__.py").write_text(method_entry + data_entry)
+    (package / "__init__.py").write_text(method_entry + head_entry + data_entry)
     (package / "nearest_mean.py").write_text(method)
+    (package / "euclidean.py").write_text(head)
     (package / "data.py").write_text(data)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1\n")
     (info / "entry_points.txt").write_text(re.sub(r'"(fscil\.\w+)"\]', r"[\1]", points).replace('"', ""))
@@ -151,7 +152,8 @@ def test_the_examples_of_contributing_work_from_another_package(weights, tmp_pat
                 colour = (80 * number + 20 * copy, 200 - 60 * number, 10 + copy)
                 Image.new("RGB", (50, 60), colour).save(tmp_path / "leaves" / part / name / f"{copy}.jpg")
     monkeypatch.setenv("FSCIL_CACHE", str(tmp_path / "cache"))
-    command = ["run", "--method", "nearest_mean", "--dataset", "leaves", "--data-root", tmp_path / "leaves", "--quiet"]
+    command = ["run", "--method", "nearest_mean", "--head", "euclidean", "--dataset", "leaves", "--quiet"]
+    command += ["--data-root", tmp_path / "leaves"]
     command += ["--backbone", "glyph_vit_a", "--weights", weights, "--device", "cpu", "--output", tmp_path / "run"]
     for setting in ("data.base=2", "data.way=1", "data.shots=1", "options.temperature=8"):
         command += ["--set", setting]
@@ -160,6 +162,7 @@ def test_the_examples_of_contributing_work_from_another_package(weights, tmp_pat
             cli.main([str(word) for word in command])
         assert not stop.value.code, capsys.readouterr().err
         assert "nearest_mean" in registry.methods() and "leaves" in registry.datasets()
+        assert "euclidean" in registry.heads()
     finally:
         registry._third_party.cache_clear()
     results = load_results(tmp_path / "run")

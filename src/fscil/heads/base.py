@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -149,11 +149,11 @@ class Head(nn.Module):
         head.fit(rest)
         return head
 
-    def twin(self) -> Head:
+    def twin(self) -> Self:
         """A fresh head of this kind."""
         return type(self)(self.dim, self.options, self.runtime)
 
-    def copy(self) -> Head:
+    def copy(self) -> Self:
         """A head that knows the same."""
         head = self.twin()
         head.load_state(self.state())

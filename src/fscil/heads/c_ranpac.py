@@ -74,7 +74,8 @@ class CRanPAC(RanPAC):
         values, vectors = torch.linalg.eigh(covariance.double())  # may be singular, which a draw does not mind
         root = (vectors * values.clamp(min=0).sqrt()).to(own.dtype)
         z = self.runtime.randn((o.draws, self.dim), "c_ranpac", number, label, dtype=own.dtype)
-        return mean + z @ root.T
+        drawn: Tensor = mean + z @ root.T
+        return drawn
 
     def choose_ridge(self, lesson: Lesson) -> None:
         if lesson.number == 0 or self.options.ridge is not None:

@@ -104,7 +104,8 @@ class MPCC(Prototypes):
 
     @classmethod
     def views_per_shot(cls, options: Any, shots: int) -> int:
-        return options.views or math.ceil(options.features_per_class / shots) * options.epochs
+        fresh = math.ceil(options.features_per_class / shots) * options.epochs
+        return int(options.views or fresh)
 
     # ---- covariances -------------------------------------------------------------------------------------------------
     @property

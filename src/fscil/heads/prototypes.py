@@ -57,7 +57,8 @@ class Prototypes(Head):
         self.prototypes, self.rows = self.prototypes[keep], self.rows[keep]
 
     def scores(self, features: Tensor) -> Tensor:
-        return self.options.scale * cosine(features, self.rows)
+        scores: Tensor = self.options.scale * cosine(features, self.rows)
+        return scores
 
     def linear(self) -> Linear:
         rows = self.options.scale * F.normalize(self.rows.double().cpu(), dim=1)

@@ -73,7 +73,7 @@ class RanPAC(KeptFeatures):
         self.ridge, self.base_gram = self.ridge.cpu(), None
 
     def scores(self, features: Tensor) -> Tensor:
-        weights = self.solved
+        weights: Tensor = self.solved
         return rectified(features.to(weights.dtype), self.projection) @ weights
 
     def solve(self) -> Tensor:

@@ -24,7 +24,8 @@ REQUEST_SECONDS = 600.0  # from request to answer
 BODIES_AT_ONCE = 4  # memory for bodies of all requests, in largest requests
 BUSY = {"retry-after": "1"}
 
-Scope, Message = dict[str, Any], dict[str, Any]
+Scope = dict[str, Any]
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ class _Exchange:
         if self.gate.closing and not self.whole:
             refusal = Refusal(503, "the server is closing", BUSY)
         if refusal is None:
+            assert message is not None
             return message
         await self.refuse(refusal)
         return {"type": "http.disconnect"}

@@ -63,8 +63,8 @@ class Undone:
 class Known:
     name: str | int
     pictures: int
-    base: bool = described("Of the base classes, or taught later.")
     since: str
+    base: bool = described("Of the base classes, or taught later.")
 
 
 @dataclass
@@ -79,8 +79,8 @@ class History:
 
 @dataclass
 class Health:
-    status: str = described("Whether it answers.", examples=["ok"])
     version: str
+    status: str = described("Whether it answers.", examples=["ok"])
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,8 +45,9 @@ class Versions:
 
         def shared(name: str, tensor: Tensor) -> Tensor:
             before = older.get(name)
-            same = before is not None and before.dtype == tensor.dtype and torch.equal(before, tensor)
-            return before if same else tensor.clone()
+            if before is not None and before.dtype == tensor.dtype and torch.equal(before, tensor):
+                return before
+            return tensor.clone()
 
         self.items = [*self.items, Version(record, {name: shared(name, tensor) for name, tensor in tensors.items()})]
 
@@ -63,6 +65,7 @@ class Versions:
         """The present version with its tensors in memory."""
         version = self.current
         if set(version.files) - set(version.tensors):
+            assert self.folder is not None and self.head is not None  # what is not in memory was written by somebody
             version.tensors = self.folder.load(self.head, version)
         return version
 
@@ -73,7 +76,7 @@ class Versions:
 
     def refresh(self) -> bool:
         """Takes over what another process wrote since; whether there was anything."""
-        if self.folder is None:
+        if self.folder is None or self.head is None:
             raise UserError("this model was not saved yet; there is nothing to refresh it from.")
         if not self.saved:
             raise UserError("this model has changes that were not saved; save or undo them first.")
@@ -86,11 +89,11 @@ class Versions:
         self, path: str | os.PathLike, config: dict[str, Any], embed: bool, weights: Callable[[], Mapping[str, Tensor]]
     ) -> dict[str, Any]:
         """Writes what is new into a folder, `weights()` of the backbone included if `embed`; returns its config."""
-        folder = ModelFolder(path)
+        folder, versions = ModelFolder(Path(path)), self.items
         with folder.lock():
             same = self.folder is not None and folder.path.resolve() == self.folder.path.resolve()
-            copied = not same and self.head is not None
-            versions = self.folder.copies(self.head, self.items) if copied else self.items  # a copy: all come along
+            if not same and self.folder is not None and self.head is not None:  # a copy: all versions come along
+                versions = self.folder.copies(self.head, self.items)
             embedded = config["backbone"]["embedded"]
             fresh = embed and not embedded
             written = weights() if fresh or (embedded and not same) else None
