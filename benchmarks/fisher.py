@@ -18,11 +18,11 @@ from fscil.data.stream import Task
 from fscil.maths.fisher import block_norms
 from fscil.maths.margins import cosine
 from fscil.maths.merging import merge_weights
-from fscil.methods.families.adapter_sets import Streams, fisher_information
+from fscil.methods.families.adapter_sets import AdapterSets, fisher_information
 from fscil.runtime import Runtime
 
 
-def loop_fisher(backbone: Backbone, streams: Streams, task: Task, device: str) -> torch.Tensor:
+def loop_fisher(backbone: Backbone, streams: AdapterSets, task: Task, device: str) -> torch.Tensor:
     """Sum over images of the squared gradient of dense ΔW leaves, one image and one set at a time, by autograd."""
     sets = streams.lora.sets
     total = torch.zeros(backbone.depth, sets, 2, backbone.dim, backbone.dim, device=device)
@@ -60,7 +60,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     A, B = (torch.randn(depth, 2, 2, *shape, generator=generator) * 0.02 for shape in ((10, dim), (dim, 10)))
     rows = torch.randn(2, 60, dim, generator=generator)
-    streams = Streams(
+    streams = AdapterSets(
         LoRA(A, B).to(device).requires_grad_(False), rows.to(device), torch.full((2,), 16.0, device=device)
     )
     many = made_up_task(60, arguments.images // 60, device=device, size=vit.patch_embed.img_size[0])

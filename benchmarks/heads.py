@@ -156,7 +156,7 @@ def main() -> None:
 def train_together(methods: list[Represented], stream: Stream) -> None:
     """The adapter sets of all methods that are trained alike, in one pass; they end up on the shelf."""
     inner = [method.inner if isinstance(method, Headed) else method for method in methods]
-    plans = [plan for method in inner if (plan := method.stream_plan(method.options)) is not None]
+    plans = [plan for method in inner if (plan := method.adapter_plan(method.options)) is not None]
     for kind in dict.fromkeys((plan.rank, plan.init, plan.schedule) for plan in plans):
         alike = [plan for plan in plans if (plan.rank, plan.init, plan.schedule) == kind]
         specs = tuple(dict.fromkeys(spec for plan in alike for spec in plan.specs))

@@ -16,7 +16,7 @@ from common import environment, made_up_task, peak_gb, seconds
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.methods.families import adapter_sets as adapters
-from fscil.methods.families.adapter_sets import StreamSpec
+from fscil.methods.families.adapter_sets import AdapterSpec
 from fscil.methods.smp.method import SMP, SMPOptions
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
@@ -41,7 +41,7 @@ def main() -> None:
     backbone = Backbone(timm.create_model(arguments.backbone, num_classes=0), arguments.backbone).prepare(runtime)
     torch.cuda.synchronize()
     phases["load"] = time.perf_counter() - start
-    specs, recipe = [StreamSpec(0.0), StreamSpec(0.2)], Schedule(arguments.epochs, 48, 0.01, 5e-4)
+    specs, recipe = [AdapterSpec(0.0), AdapterSpec(0.2)], Schedule(arguments.epochs, 48, 0.01, 5e-4)
     small = Task(0, base.classes, base.images.select(range(480)), base.labels[:480])
     method = SMP(backbone, SMPOptions(fisher="sample"), runtime)
     compile_seconds = seconds(adapters._train, backbone, small, specs, 10, "sparse", Schedule(1, 48, 0.01), runtime)

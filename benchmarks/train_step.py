@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from fscil.backbones.vit import Backbone
 from fscil.methods.families import adapter_sets as adapters
-from fscil.methods.families.adapter_sets import StreamSpec
+from fscil.methods.families.adapter_sets import AdapterSpec
 from fscil.methods.training import Schedule
 from fscil.runtime import Display, Runtime
 
@@ -101,7 +101,7 @@ class EpochClock(Display):
             self.marks.append(time.perf_counter())
 
 
-def measure_ours(arguments, task, precision: str, specs: list[StreamSpec]) -> tuple[float, float]:
+def measure_ours(arguments, task, precision: str, specs: list[AdapterSpec]) -> tuple[float, float]:
     runtime = Runtime.make(device="cuda", precision=precision, compile="off" if arguments.eager else "on")
     runtime.cuda_graphs = not arguments.no_graph
     runtime.display = clock = EpochClock()
@@ -141,7 +141,7 @@ def main() -> None:
         torch.backends.cuda.enable_flash_sdp(arguments.sdpa == "flash")
     classes = 60
     task = made_up_task(classes, arguments.batch * arguments.steps // classes)
-    specs = [StreamSpec(0.0), StreamSpec(0.2)]
+    specs = [AdapterSpec(0.0), AdapterSpec(0.2)]
     rows = []
     if arguments.only != "plain":
         for precision in ("bf16", "fp32") if arguments.fp32 else ("bf16",):

@@ -15,14 +15,14 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.maths.fisher import batch_square, sample_square
 from fscil.methods.base import Method
-from fscil.methods.families.adapter_sets import StreamSpec, fisher_information, train_streams
+from fscil.methods.families.adapter_sets import AdapterSpec, fisher_information, train_adapter_sets
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
 from tiny_world import base_task, few_shot_tasks, make_backbone, make_images, make_method
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = "cuda"
-SPECS = [StreamSpec(0.0), StreamSpec(0.2), StreamSpec(0.0, 1.0, learnable=True)]
+SPECS = [AdapterSpec(0.0), AdapterSpec(0.2), AdapterSpec(0.0, 1.0, learnable=True)]
 
 
 def on_gpu(task: Task) -> Task:
@@ -34,7 +34,7 @@ def on_gpu(task: Task) -> Task:
 def trained(device: str, task: Task, batch_size: int = 8, compile: str = "off"):
     place = Runtime.make(device, precision="fp32", seed=1, compile=compile)
     backbone = make_backbone().prepare(place)
-    streams = train_streams(backbone, task, SPECS, 3, "sparse", Schedule(3, batch_size, 0.5, 5e-4), place)
+    streams = train_adapter_sets(backbone, task, SPECS, 3, "sparse", Schedule(3, batch_size, 0.5, 5e-4), place)
     return place, backbone, streams
 
 

@@ -8,7 +8,7 @@ import torch
 
 from fscil.experiments.shelf import DiskShelf
 from fscil.methods.families import adapter_sets as adapters
-from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec, fisher_norms
+from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec, fisher_norms
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
 from tiny_world import base_task, make_backbone
@@ -70,14 +70,14 @@ def test_processes_make_each_part_once_and_do_not_wait_for_each_other_in_a_circl
 
 
 def plan(*specs):
-    return StreamPlan(specs, rank=2, init="sparse", schedule=Schedule(2, 8, 0.05, 5e-4))
+    return AdapterPlan(specs, rank=2, init="sparse", schedule=Schedule(2, 8, 0.05, 5e-4))
 
 
 def test_a_set_is_the_same_whoever_it_was_trained_with(shelf):
     """Sets share no parameter and see the same batches, so company changes rounding alone (float64: 1e-12)."""
     place = dict(dtype=torch.float64)
     backbone, task = make_backbone().prepare(Runtime(**place)), base_task()
-    margins = [StreamSpec(0.0), StreamSpec(0.1), StreamSpec(0.2), StreamSpec(0.0, 1.0, learnable=True)]
+    margins = [AdapterSpec(0.0), AdapterSpec(0.1), AdapterSpec(0.2), AdapterSpec(0.0, 1.0, learnable=True)]
     together = plan(*margins).train(backbone, task, Runtime(**place))
     for number, spec in enumerate(margins):
         alone = plan(spec).train(backbone, task, Runtime(**place))
@@ -93,7 +93,7 @@ def test_only_what_the_shelf_lacks_is_trained(shelf, monkeypatch):
         adapters, "_train", lambda b, t, specs, *rest: trained.append(specs) or original(b, t, specs, *rest)
     )
     backbone, task = make_backbone().prepare(Runtime()), base_task()
-    g, low, high = StreamSpec(0.0), StreamSpec(0.1), StreamSpec(0.2)
+    g, low, high = AdapterSpec(0.0), AdapterSpec(0.1), AdapterSpec(0.2)
     first = plan(g, high).train(backbone, task, Runtime(shelf=shelf))
     second = plan(g, low).train(backbone, task, Runtime(shelf=shelf))
     assert trained == [[g, high], [low]]
@@ -104,7 +104,7 @@ def test_only_what_the_shelf_lacks_is_trained(shelf, monkeypatch):
 
 def test_fisher_norms_from_the_shelf_are_those_of_a_whole_pass(shelf, monkeypatch):
     backbone, task = make_backbone().prepare(Runtime()), base_task()
-    streams = plan(StreamSpec(0.0), StreamSpec(0.2)).train(backbone, task, Runtime())
+    streams = plan(AdapterSpec(0.0), AdapterSpec(0.2)).train(backbone, task, Runtime())
     expected = fisher_norms(backbone, streams, task, 8, "batch", Runtime())
     fisher_norms(backbone, streams.select(0), task, 8, "batch", Runtime(shelf=shelf))
     sizes = []

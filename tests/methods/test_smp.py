@@ -14,7 +14,13 @@ from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
 from fscil.heads import embeddings
-from fscil.methods.families.adapter_sets import PLAIN_STAGE, StreamSpec, fisher_information, initial_rows, train_streams
+from fscil.methods.families.adapter_sets import (
+    PLAIN_STAGE,
+    AdapterSpec,
+    fisher_information,
+    initial_rows,
+    train_adapter_sets,
+)
 from fscil.methods.represented import view_key
 from fscil.methods.smp.method import SMP, SMPOptions
 from fscil.methods.training import Schedule
@@ -96,10 +102,10 @@ def run_reference(vit, tasks, fisher):
 def test_package_equals_the_literal_reference(vit, tasks, fisher):
     base, sessions = run_reference(vit, tasks, fisher)
     method = learner(vit, options(fisher=fisher))
-    streams = train_streams(
+    streams = train_adapter_sets(
         method.backbone,
         tasks[0],
-        [StreamSpec(0.0), StreamSpec(0.2)],
+        [AdapterSpec(0.0), AdapterSpec(0.2)],
         RANK,
         "sparse",
         Schedule(2, 8, 0.5, 5e-4),
@@ -169,12 +175,12 @@ def test_only_the_classifier_changes_in_few_shot_tasks(vit, tasks):
 
 
 def test_joint_training_equals_separate_trainings(vit, tasks):
-    specs = [StreamSpec(0.0), StreamSpec(0.2), StreamSpec(0.0, 1.0, True)]
+    specs = [AdapterSpec(0.0), AdapterSpec(0.2), AdapterSpec(0.0, 1.0, True)]
     schedule = Schedule(2, 8, 0.5, 5e-4)
     backbone = Backbone(copy.deepcopy(vit), "tiny")
 
-    joint = train_streams(backbone, tasks[0], specs, RANK, "sparse", schedule, RUNTIME)
-    apart = train_streams(backbone, tasks[0], specs, RANK, "sparse", schedule, RUNTIME, joint=False)
+    joint = train_adapter_sets(backbone, tasks[0], specs, RANK, "sparse", schedule, RUNTIME)
+    apart = train_adapter_sets(backbone, tasks[0], specs, RANK, "sparse", schedule, RUNTIME, joint=False)
     torch.testing.assert_close(joint.lora.A, apart.lora.A, rtol=0, atol=1e-10)
     torch.testing.assert_close(joint.lora.B, apart.lora.B, rtol=0, atol=1e-10)
     torch.testing.assert_close(joint.rows, apart.rows, rtol=0, atol=1e-10)
@@ -209,8 +215,8 @@ def test_merge_weights_sum_to_one_in_every_slot(vit, tasks):
 
 def test_fisher_pass_leaves_the_model_as_it_was(vit, tasks):
     backbone = Backbone(copy.deepcopy(vit), "tiny")
-    streams = train_streams(
-        backbone, tasks[0], [StreamSpec(0.0), StreamSpec(0.2)], RANK, "sparse", Schedule(1, 8, 0.5), RUNTIME
+    streams = train_adapter_sets(
+        backbone, tasks[0], [AdapterSpec(0.0), AdapterSpec(0.2)], RANK, "sparse", Schedule(1, 8, 0.5), RUNTIME
     )
     before = [streams.lora.A.clone(), streams.lora.B.clone(), streams.rows.clone()]
     fisher = fisher_information(backbone, streams, tasks[0], 8, "sample", RUNTIME)
@@ -225,8 +231,8 @@ def test_fisher_pass_leaves_the_model_as_it_was(vit, tasks):
 @pytest.mark.parametrize("form", ["batch", "sample"])
 def test_a_last_batch_filled_up_for_compiled_passes_adds_nothing(vit, tasks, form):
     backbone = Backbone(copy.deepcopy(vit), "tiny")
-    plan = [StreamSpec(0.0), StreamSpec(0.2)]
-    streams = train_streams(backbone, tasks[0], plan, RANK, "sparse", Schedule(1, 8, 0.5), RUNTIME)
+    plan = [AdapterSpec(0.0), AdapterSpec(0.2)]
+    streams = train_adapter_sets(backbone, tasks[0], plan, RANK, "sparse", Schedule(1, 8, 0.5), RUNTIME)
     size = len(tasks[0].labels) // 3 - 1
     assert len(tasks[0].labels) % size and len(tasks[0].labels) % (2 * size)  # batches of unequal size
     padded = fisher_information(backbone, streams, tasks[0], size, form, replace(RUNTIME, compile=True))

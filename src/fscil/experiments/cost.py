@@ -58,7 +58,7 @@ def estimate(config: RunConfig, stream: Stream, backbone: Backbone, runtime: Run
     cls = registry.method_class(config.method)
     options = build(cls.Options, config.options, "options.")
     sizes = Sizes.of(stream)
-    passes, plan = cls.passes(options, sizes) + _head_passes(config.head, sizes), cls.stream_plan(options)
+    passes, plan = cls.passes(options, sizes) + _head_passes(config.head, sizes), cls.adapter_plan(options)
     sets = 1 if plan is None else len(plan.specs)  # adapter sets that pass side by side
     on_cpu = runtime.device.type == "cpu"
     batch = min(runtime.micro_batch or getattr(options, "batch_size", 48), len(stream.tasks[0].images))

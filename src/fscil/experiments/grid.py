@@ -138,11 +138,11 @@ def _base_of(config: RunConfig) -> dict[str, Any]:
 
 
 def _plan_of(config: RunConfig) -> tuple[tuple, list]:
-    """(adapter sets that a run's method trains by `train_streams`, how they are trained), in plain values."""
+    """(adapter sets that a run's method trains by `train_adapter_sets`, how they are trained), in plain values."""
     from fscil.registry import method_class
 
     cls: type[Method] = method_class(config.method)
-    found = cls.stream_plan(build(cls.Options, config.options, "options."))
+    found = cls.adapter_plan(build(cls.Options, config.options, "options."))
     if found is None:
         return (), []
     specs = tuple(dataclasses.astuple(spec) for spec in found.specs)

@@ -75,7 +75,7 @@ def _train_streams(job: Job, display: Any) -> bool:
     from fscil.experiments.keeper import RunKeeper
     from fscil.experiments.shelf import DiskShelf
     from fscil.files import write_json
-    from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
+    from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
     from fscil.registry import method_class
 
     config = job.config
@@ -86,11 +86,11 @@ def _train_streams(job: Job, display: Any) -> bool:
     stream = make_stream(load_dataset(config.dataset, config.data), config.data, transform, config.seed, runtime.device)
     backbone.prepare(runtime)
     cls: type[Method] = method_class(config.method)
-    common = cls.stream_plan(build(cls.Options, config.options, "options."))
+    common = cls.adapter_plan(build(cls.Options, config.options, "options."))
     assert common is not None  # or there were no `specs`
-    specs = tuple(StreamSpec(*spec) for spec in job.specs)
+    specs = tuple(AdapterSpec(*spec) for spec in job.specs)
     display.line(f"{job.title}: margins {', '.join(f'{spec.margin:g}' for spec in specs)}")
-    StreamPlan(specs, common.rank, common.init, common.schedule).train(backbone, stream.tasks[0], runtime)
+    AdapterPlan(specs, common.rank, common.init, common.schedule).train(backbone, stream.tasks[0], runtime)
     write_json(job.folder / "done.json", {"specs": job.specs})
     keeper.clear()
     return True

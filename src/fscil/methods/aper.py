@@ -17,7 +17,7 @@ from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.heads.base import Head
 from fscil.heads.prototypes import PrototypeOptions, Prototypes
-from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
+from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
 from fscil.methods.families.adapters import AdapterOptions
 from fscil.methods.represented import Represented
 from fscil.runtime import Runtime
@@ -46,12 +46,12 @@ class APER(Represented):
         return 2 * backbone.dim
 
     @classmethod
-    def stream_plan(cls, options: APEROptions) -> StreamPlan:
+    def adapter_plan(cls, options: APEROptions) -> AdapterPlan:
         o = options
-        return StreamPlan((StreamSpec(0.0, o.scale, o.learnable_scale),), o.rank, o.lora_init, o.schedule)
+        return AdapterPlan((AdapterSpec(0.0, o.scale, o.learnable_scale),), o.rank, o.lora_init, o.schedule)
 
     def represent(self, task: Task) -> None:
-        self.lora = self.stream_plan(self.options).train(self.backbone, task, self.runtime).lora.select(0)
+        self.lora = self.adapter_plan(self.options).train(self.backbone, task, self.runtime).lora.select(0)
         self.base_count = torch.tensor(len(task.classes))
 
     def own_head(self) -> Prototypes:

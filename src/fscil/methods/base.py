@@ -20,7 +20,7 @@ from fscil.methods.sizes import TRAINING, Sizes
 from fscil.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fscil.methods.families.adapter_sets import StreamPlan
+    from fscil.methods.families.adapter_sets import AdapterPlan
 
 
 class Method(nn.Module):
@@ -53,8 +53,8 @@ class Method(nn.Module):
         return len(self.class_counts)
 
     @classmethod
-    def stream_plan(cls, options: Any) -> StreamPlan | None:
-        """The adapter sets that `fit_base` trains by `train_streams`, if it does: runs can then train theirs in one
+    def adapter_plan(cls, options: Any) -> AdapterPlan | None:
+        """The adapter sets that `fit_base` trains by `train_adapter_sets`, if it does: runs can then train theirs in one
         pass."""
         return None
 

@@ -23,7 +23,7 @@ from fscil.backbones.vit import Backbone
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.maths.margins import cosine
-from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
+from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
 from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
@@ -59,12 +59,12 @@ class CEC(AdapterMethod):
         self.graph = GraphAttention(backbone.dim, runtime.generator("graph attention")).to(**self.place)
 
     @classmethod
-    def stream_plan(cls, options: CECOptions) -> StreamPlan:
-        return StreamPlan((StreamSpec(0.0, options.scale),), options.rank, options.lora_init, options.schedule)
+    def adapter_plan(cls, options: CECOptions) -> AdapterPlan:
+        return AdapterPlan((AdapterSpec(0.0, options.scale),), options.rank, options.lora_init, options.schedule)
 
     def fit_base(self, task: Task) -> None:
         o, runtime = self.options, self.runtime
-        streams = self.stream_plan(o).train(self.backbone, task, runtime)
+        streams = self.adapter_plan(o).train(self.backbone, task, runtime)
         lora = LoRA(streams.lora.A.detach().clone(), streams.lora.B.detach().clone())
         episodes = Episodes(task, o, runtime)
         targets = torch.arange(episodes.classes, device=runtime.device).repeat(o.queries)

@@ -28,7 +28,7 @@ from fscil.errors import UserError
 from fscil.heads.base import Head
 from fscil.heads.closed_form import ClosedForm, ClosedFormOptions
 from fscil.maths.merging import merge_factors
-from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
+from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
 from fscil.methods.families.adapters import AdapterOptions
 from fscil.methods.represented import Represented
 from fscil.methods.sizes import TRAINING, Sizes
@@ -77,9 +77,9 @@ class Chord(Represented):
         return cls.spaces(options) * backbone.dim
 
     @classmethod
-    def stream_plan(cls, options: ChordOptions) -> StreamPlan:
-        specs = tuple(StreamSpec(margin, options.scale) for margin in options.margins)
-        return StreamPlan(specs, options.rank, options.lora_init, options.schedule)
+    def adapter_plan(cls, options: ChordOptions) -> AdapterPlan:
+        specs = tuple(AdapterSpec(margin, options.scale) for margin in options.margins)
+        return AdapterPlan(specs, options.rank, options.lora_init, options.schedule)
 
     @classmethod
     def passes(cls, options: ChordOptions, sizes: Sizes) -> float:
@@ -88,7 +88,7 @@ class Chord(Represented):
         return trained + plain * cls.spaces(options)
 
     def represent(self, task: Task) -> None:
-        trained = self.stream_plan(self.options).train(self.backbone, task, self.runtime)
+        trained = self.adapter_plan(self.options).train(self.backbone, task, self.runtime)
         merged = self.options.form == "merged"
         self.lora = self._merged(trained.lora) if merged else self._with_frozen(trained.lora)
         self._rows = trained.rows

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.maths.margins import cosine
-from fscil.methods.families.adapter_sets import StreamPlan, StreamSpec
+from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
 from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.runtime import Runtime
 
@@ -42,12 +42,12 @@ class TEEN(AdapterMethod):
         self.register_buffer("rows", torch.zeros(0, backbone.dim, **self.place))  # the classifier (seen, d)
 
     @classmethod
-    def stream_plan(cls, options: TEENOptions) -> StreamPlan:
+    def adapter_plan(cls, options: TEENOptions) -> AdapterPlan:
         o = options
-        return StreamPlan((StreamSpec(0.0, o.scale, o.learnable_scale),), o.rank, o.lora_init, o.schedule)
+        return AdapterPlan((AdapterSpec(0.0, o.scale, o.learnable_scale),), o.rank, o.lora_init, o.schedule)
 
     def fit_base(self, task: Task) -> None:
-        streams = self.stream_plan(self.options).train(self.backbone, task, self.runtime)
+        streams = self.adapter_plan(self.options).train(self.backbone, task, self.runtime)
         self.freeze(streams.lora, task)
         self.rows = self.prototypes.clone()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fscil import registry
 from fscil.backbones.lora import empty_lora
 from fscil.data.stream import Task
-from fscil.methods.families.adapter_sets import Streams
+from fscil.methods.families.adapter_sets import AdapterSets
 from fscil.methods.smp.method import SMP
 from fscil.runtime import Runtime
 from fscil.strict import build
@@ -120,4 +120,4 @@ def fit_frozen(method: SMP, task: Task, choose_shrinkage: bool) -> None:
         method.options = replace(method.options, shrinkage=known.shrinkage)
         method.head = method.own_head()
     rows = torch.zeros(1, len(task.classes), backbone.dim, **place)
-    method.adopt(Streams(empty_lora(backbone.depth, backbone.dim, **place), rows, torch.ones(1, **place)), task)
+    method.adopt(AdapterSets(empty_lora(backbone.depth, backbone.dim, **place), rows, torch.ones(1, **place)), task)

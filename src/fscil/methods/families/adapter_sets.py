@@ -27,7 +27,7 @@ PLAIN_STAGE = "adapters m0"
 
 
 @dataclass(frozen=True)
-class StreamSpec:
+class AdapterSpec:
     """How one adapter set is trained: its margin, and a logit scale that is fixed or learned from its initial value."""
 
     margin: float
@@ -36,40 +36,40 @@ class StreamSpec:
 
 
 @dataclass
-class Streams:
+class AdapterSets:
     """Adapter sets with their classifiers: rows (S, classes, d) and scales (S,)."""
 
     lora: LoRA
     rows: Tensor
     scales: Tensor
 
-    def select(self, *sets: int) -> Streams:
-        return Streams(self.lora.select(*sets), self.rows[list(sets)], self.scales[list(sets)])
+    def select(self, *sets: int) -> AdapterSets:
+        return AdapterSets(self.lora.select(*sets), self.rows[list(sets)], self.scales[list(sets)])
 
 
 @dataclass(frozen=True)
-class StreamPlan:
+class AdapterPlan:
     """The adapter sets a method needs, and how they are trained."""
 
-    specs: tuple[StreamSpec, ...]
+    specs: tuple[AdapterSpec, ...]
     rank: int
     init: str
     schedule: Schedule
 
-    def train(self, backbone: Backbone, task: Task, runtime: Runtime, joint: bool = True) -> Streams:
-        return train_streams(backbone, task, self.specs, self.rank, self.init, self.schedule, runtime, joint)
+    def train(self, backbone: Backbone, task: Task, runtime: Runtime, joint: bool = True) -> AdapterSets:
+        return train_adapter_sets(backbone, task, self.specs, self.rank, self.init, self.schedule, runtime, joint)
 
 
-def train_streams(
+def train_adapter_sets(
     backbone: Backbone,
     task: Task,
-    specs: Sequence[StreamSpec],
+    specs: Sequence[AdapterSpec],
     rank: int,
     init: str,
     schedule: Schedule,
     runtime: Runtime,
     joint: bool = True,
-) -> Streams:
+) -> AdapterSets:
     """One adapter set and cosine head per spec, all from the same initial values and the same augmented batches.
 
     The sets share no parameter, so a joint pass gives what separate passes give (9.3). Sets that the runtime's shelf
@@ -93,18 +93,18 @@ def train_streams(
                     runtime.shelf.put(keys[i], found[i])
     stack = {name: [tensors[name].to(runtime.device) for tensors in found] for name in ("A", "B", "rows", "scale")}
     lora = LoRA(torch.stack(stack["A"], 1).detach(), torch.stack(stack["B"], 1).detach()).requires_grad_(False)
-    return Streams(lora, torch.stack(stack["rows"]), torch.stack(stack["scale"]))
+    return AdapterSets(lora, torch.stack(stack["rows"]), torch.stack(stack["scale"]))
 
 
 def _train(
     backbone: Backbone,
     task: Task,
-    specs: Sequence[StreamSpec],
+    specs: Sequence[AdapterSpec],
     rank: int,
     init: str,
     schedule: Schedule,
     runtime: Runtime,
-) -> Streams:
+) -> AdapterSets:
     wide = torch.float64 if runtime.dtype == torch.float64 else torch.float32
     lora = initial_lora(backbone.depth, backbone.dim, rank, len(specs), runtime.generator("lora"), init, wide).to(
         runtime.device
@@ -126,7 +126,7 @@ def _train(
     # the same order of batches whichever sets are trained together, so that a set does not depend on its company
     stage, order = f"adapters {names}", PLAIN_STAGE
     train(stage, task.images, task.labels, trained, loss, schedule, runtime, passes=len(specs), order=order)
-    return Streams(lora.requires_grad_(False), rows.detach(), torch.where(learnable, scale.detach(), fixed))
+    return AdapterSets(lora.requires_grad_(False), rows.detach(), torch.where(learnable, scale.detach(), fixed))
 
 
 def initial_rows(classes: int, dim: int, runtime: Runtime) -> Tensor:
@@ -139,7 +139,7 @@ def initial_rows(classes: int, dim: int, runtime: Runtime) -> Tensor:
 
 def fisher_information(
     backbone: Backbone,
-    streams: Streams,
+    streams: AdapterSets,
     task: Task,
     batch_size: int,
     form: str,
@@ -183,7 +183,7 @@ def fisher_information(
 
 def fisher_norms(
     backbone: Backbone,
-    streams: Streams,
+    streams: AdapterSets,
     task: Task,
     batch_size: int,
     form: str,
@@ -193,7 +193,7 @@ def fisher_norms(
     """Frobenius norms (blocks, sets, 2) of `fisher_information`; those of sets that the shelf knows are read from
     it."""
     if shared_head is not None:
-        streams = Streams(streams.lora, streams.rows[[shared_head] * streams.lora.sets], streams.scales)
+        streams = AdapterSets(streams.lora, streams.rows[[shared_head] * streams.lora.sets], streams.scales)
     keys = []
     for number in range(streams.lora.sets):
         own = streams.select(number)
@@ -230,7 +230,7 @@ def _data_key(backbone: Backbone, task: Task) -> dict[str, str]:
 
 
 def _shelf_key(
-    backbone: Backbone, task: Task, spec: StreamSpec, rank: int, init: str, schedule: Schedule, runtime: Runtime
+    backbone: Backbone, task: Task, spec: AdapterSpec, rank: int, init: str, schedule: Schedule, runtime: Runtime
 ) -> dict[str, Any]:
     return {
         "part": "adapter",

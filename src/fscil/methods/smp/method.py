@@ -26,7 +26,7 @@ from fscil.heads.closed_form import ClosedForm, ClosedFormOptions
 from fscil.heads.mpcc import MPCC, MPCCOptions
 from fscil.heads.prototypes import PrototypeOptions, Prototypes
 from fscil.maths.merging import merge_factors, merge_weights
-from fscil.methods.families.adapter_sets import StreamPlan, Streams, StreamSpec, fisher_norms
+from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSets, AdapterSpec, fisher_norms
 from fscil.methods.represented import Represented
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Schedule
@@ -101,27 +101,27 @@ class SMP(Represented):
 
     # ---- base task ---------------------------------------------------------------------------------------------------
     @classmethod
-    def stream_plan(cls, options: SMPOptions) -> StreamPlan:
+    def adapter_plan(cls, options: SMPOptions) -> AdapterPlan:
         o = options
         schedule = Schedule(o.epochs, o.batch_size, o.lr, o.weight_decay, momentum=o.momentum)
-        g, d = (StreamSpec(margin, o.scale, o.learnable_scale) for margin in (o.margin_g, o.margin))
-        return StreamPlan((d,) if o.adapters == "one" else (g, d), o.rank, o.lora_init, schedule)
+        g, d = (AdapterSpec(margin, o.scale, o.learnable_scale) for margin in (o.margin_g, o.margin))
+        return AdapterPlan((d,) if o.adapters == "one" else (g, d), o.rank, o.lora_init, schedule)
 
     def represent(self, task: Task) -> None:
         joint = self.options.training == "joint"
-        self._take_over(self.stream_plan(self.options).train(self.backbone, task, self.runtime, joint), task)
+        self._take_over(self.adapter_plan(self.options).train(self.backbone, task, self.runtime, joint), task)
 
-    def adopt(self, streams: Streams, task: Task) -> None:
+    def adopt(self, streams: AdapterSets, task: Task) -> None:
         """The base task with adapter sets that are trained already: g and d, or a single one."""
         self._diagnostics = {}
         self._take_over(streams, task)
         self.describe(task)
 
-    def _take_over(self, streams: Streams, task: Task) -> None:
+    def _take_over(self, streams: AdapterSets, task: Task) -> None:
         self.lora = self._merge(streams, task) if streams.lora.sets > 1 else streams.lora.select(0)
         self.trained_rows = streams.rows[-1].clone()
 
-    def _merge(self, streams: Streams, task: Task) -> LoRA:
+    def _merge(self, streams: AdapterSets, task: Task) -> LoRA:
         """MIAM: Fisher norms -> merging weights -> one factored set of rank 2r (Eq. 8-11)."""
         o, runtime = self.options, self.runtime
         if o.merge == "average":
@@ -190,7 +190,7 @@ class SMP(Represented):
 
     @classmethod
     def passes(cls, options: SMPOptions, sizes: Sizes) -> float:
-        o, sets = options, len(cls.stream_plan(options).specs)
+        o, sets = options, len(cls.adapter_plan(options).specs)
         trained = o.epochs + (sets > 1 and o.merge == "fisher")  # a Fisher pass costs what a training pass does
         total = sizes.base * sets * trained * TRAINING + sum(sizes.images) + sizes.tests[-1]
         for images, classes in zip(sizes.later, sizes.classes[1:], strict=True):
