@@ -54,8 +54,7 @@ class Method(nn.Module):
 
     @classmethod
     def adapter_plan(cls, options: Any) -> AdapterPlan | None:
-        """The adapter sets that `fit_base` trains by `train_adapter_sets`, if it does: runs can then train theirs in one
-        pass."""
+        """The adapter sets that `fit_base` trains by `train_adapter_sets`, if it does: runs can train theirs together."""
         return None
 
     @classmethod
