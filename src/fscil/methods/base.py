@@ -54,7 +54,7 @@ class Method(nn.Module):
 
     @classmethod
     def adapter_plan(cls, options: Any) -> AdapterPlan | None:
-        """The adapter sets that `fit_base` trains by `train_adapter_sets`, if it does: runs can train theirs together."""
+        """The adapter sets that `fit_base` trains by `train_adapter_sets`, if it does: runs may share a pass."""
         return None
 
     @classmethod
