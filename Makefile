@@ -38,7 +38,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 versions: $(VENV)/.installed-slow
-	echo "# Every version that the complete tests ran with, on Linux and $$($(BIN)/python --version): make versions" > constraints/tested.txt
+	@echo "# Every version that the complete tests ran with, on Linux and $$($(BIN)/python --version): make versions" > constraints/tested.txt
 	$(BIN)/python -m pip freeze --exclude-editable >> constraints/tested.txt
 
 # The stamps make a second call start at once; they are older than pyproject.toml only when the dependencies changed.

@@ -94,7 +94,9 @@ def expect_same(recorded, made, at: str):
 
 def expect_figures(recorded: Path, made: Path):
     """Stream, shots, metrics and predictions of two finished run folders."""
-    assert (made / "shots.json").read_text() == (recorded / "shots.json").read_text()
+    shots = [json.loads((folder / "shots.json").read_text()) for folder in (made, recorded)]
+    shots[0].pop("hashes")  # says that the run has hashes, which came later
+    assert shots[0] == shots[1]
     before, now = (json.loads((folder / "results.json").read_text()) for folder in (recorded, made))
     expect_same(before["stream"], now["stream"], "stream")
     lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]

@@ -37,7 +37,7 @@ def test_what_counts_as_a_limit():
     assert limits(result_of("smp")) == limits(result_of("miam", seed=7, weights="copy.safetensors")) == []
     assert limits(result_of("smp", runtime={"device": "cpu", "precision": "fp32"}, data={"root": "elsewhere"})) == []
     assert limits(result_of("teen", ["data.limit=1", "options.lr=0.5"])) == [
-        "limited to 1 image per class", "lr 0.5 instead of 0.1",
+        "limited to 1 image per class", "lr 0.5 instead of 0.05",
     ]  # fmt: skip
     assert limits(result_of("smp", recipe="glyphs/smp_full")) == []  # another recipe is no change of it
     assert limits(result_of("smp", ["data.tasks=2"], backbone="glyph_vit_b")) == [

@@ -12,6 +12,7 @@ from fscil.evaluation.results import load_results
 from fscil.evaluation.tables import group_runs, paper_numbers
 from fscil.experiments.api import run
 from fscil.files import load_tensors
+from fscil.methods.represented import Represented
 
 SMALL = {"data.base": 6, "data.way": 2, "data.tasks": 2, "options.epochs": 1, "options.rank": 2, "runtime.keep": "all"}
 
@@ -45,19 +46,23 @@ def test_a_head_on_miam_is_the_method_of_that_name(tmp_path, weights):
             assert torch.equal(one["top"], other["top"])
 
 
-def test_a_run_with_a_head_says_so_and_goes_on_where_it_stopped(tmp_path, weights):
+def test_a_run_with_a_head_says_so_and_goes_on_where_it_stopped(tmp_path, weights, monkeypatch):
     whole = small_run(tmp_path / "whole", "frozen", weights, head="plda", head__shrinkage=0.5)
     assert whole.config["head"] == {
         "name": "plda", "shrinkage": 0.5, "between_shrinkage": 0.5, "between_scale": 1.0
     }  # fmt: skip
     assert "frozen + plda" in whole.title and "+ PLDA" in next(iter(group_runs([whole.to_dict()])))
     assert paper_numbers(whole.to_dict()) == {}
-    stopped = tmp_path / "stopped"
-    small_run(stopped, "frozen", weights, head="plda", head__shrinkage=0.5)
-    for name in ("results.json", "hashes.json", "checkpoints/session_2.safetensors"):
-        (stopped / name).unlink(missing_ok=True)
-    lines = (stopped / "metrics.jsonl").read_text().splitlines()
-    (stopped / "metrics.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    stopped, learn = tmp_path / "stopped", Represented.learn
+
+    def stop_at_the_second_task(self, task):
+        if task.index == 2:
+            raise KeyboardInterrupt
+        learn(self, task)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Represented, "learn", stop_at_the_second_task)
+        small_run(stopped, "frozen", weights, head="plda", head__shrinkage=0.5)
     run(folder=stopped, resume=True)
     assert figures(load_results(stopped)) == figures(whole)
 

@@ -39,10 +39,10 @@ PERMUTED = [3, 9, 0, 7, 5, 8, 2, 6, 1, 4]
 
 # Rates under which the random tiny ViT learns in a few steps; the defaults are for pretrained ones.
 LEARNING = {
-    "icarl": {"epochs": 20, "lr": 0.01},
-    "icarl_linear": {"epochs": 20, "lr": 0.01},
-    "foster": {"epochs": 20, "lr": 0.01},
-    "foster_student": {"epochs": 20, "lr": 0.01},
+    "icarl": {"epochs": 40, "lr": 0.01},
+    "icarl_linear": {"epochs": 40, "lr": 0.01},
+    "foster": {"epochs": 40, "lr": 0.01},
+    "foster_student": {"epochs": 40, "lr": 0.01},
     "adbs": {"epochs": 8, "lr": 0.001},  # cosines of random features differ by less than its scales would move
     "l2p": {"epochs": 20, "lr": 0.1},
     "dualprompt": {"epochs": 20, "lr": 0.1},

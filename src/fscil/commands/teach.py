@@ -69,8 +69,7 @@ def _lesson(model: Path, pictures: list[Path], name: str | None) -> tuple[list[P
     """Files and labels; a folder that was surely meant otherwise is refused with the command for it."""
     import shlex
 
-    from fscil.commands._shared import expand
-    from fscil.data.pictures import class_folders, files_in, label_name
+    from fscil.data.pictures import class_folders, expand, files_in, label_name
     from fscil.errors import UserError
 
     def command(*words: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fscil.backbones.vit import GLYPH_VITS
+from fscil.backbones.loading import GLYPH_VITS
 from fscil.files import atomic_write
 from fscil.teachable.export.parts import describe, folded_weights, linear_head, new_folder, represented, write_tensors
 from fscil.teachable.model import Teachable
