@@ -95,7 +95,7 @@ def expect_same(recorded, made, at: str):
 def expect_figures(recorded: Path, made: Path):
     """Stream, shots, metrics and predictions of two finished run folders."""
     shots = [json.loads((folder / "shots.json").read_text()) for folder in (made, recorded)]
-    shots[0].pop("hashes")  # says that the run has hashes, which came later
+    shots[0].pop("hashes", None)  # says that the run has hashes, which came later
     assert shots[0] == shots[1]
     before, now = (json.loads((folder / "results.json").read_text()) for folder in (recorded, made))
     expect_same(before["stream"], now["stream"], "stream")
@@ -267,7 +267,8 @@ def test_a_model_made_again_is_the_same(name, fscil, tmp_path):
     shutil.copytree(DATA / "pictures", tmp_path / "pictures")
     for words in commands():
         if words[0] in ("fit", "learn", "undo", "forget") and name in words:
-            status, _, error = fscil(*words)
+            now = ["--head" if word == "--calibration" else word for word in words]  # it has another name since
+            status, _, error = fscil(*now)
             assert status == 0, error
     recorded, made = versions(DATA / name), versions(tmp_path / name)
     assert len(recorded) == len(made) == 3
