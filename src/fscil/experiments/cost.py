@@ -56,7 +56,7 @@ class Estimate:
 def estimate(config: RunConfig, stream: Stream, backbone: Backbone, runtime: Runtime) -> Estimate:
     """The cost of a whole run, as its method counts it."""
     cls = registry.method_class(config.method)
-    options = build(cls.Options, config.options, "options.")
+    options: Any = build(cls.Options, config.options, "options.")
     sizes = Sizes.of(stream)
     passes, plan = cls.passes(options, sizes) + _head_passes(config.head, sizes), cls.adapter_plan(options)
     sets = 1 if plan is None else len(plan.specs)  # adapter sets that pass side by side
@@ -87,7 +87,7 @@ def _head_passes(head: Mapping[str, Any], sizes: Sizes) -> float:
     if not head:
         return 0
     cls = registry.head_class(head["name"])
-    options = build(cls.Options, {key: value for key, value in head.items() if key != "name"}, "head.")
+    options: Any = build(cls.Options, {key: value for key, value in head.items() if key != "name"}, "head.")
     tasks = zip(sizes.later, sizes.classes[1:], strict=True)
     return sum(images * cls.views_per_shot(options, max(1, images // classes)) for images, classes in tasks)
 
