@@ -53,6 +53,16 @@ def test_the_ridge_is_the_one_with_the_least_error_on_the_last_fifth():
     assert 0 < int(np.argmin(errors)) < len(ridges) - 1  # a choice, not an end
 
 
+def test_a_ridge_that_rounding_would_swamp_is_not_chosen():
+    generator = torch.Generator().manual_seed(0)
+    inputs = 1000 * torch.randn(40, 20, generator=generator)
+    targets = inputs @ torch.randn(20, 3, generator=generator)  # no noise: the less ridge the better
+    largest = float(np.linalg.eigvalsh((inputs[:32].T @ inputs[:32]).double().numpy()).max())
+    ridges = [10.0**power for power in range(-8, 9)]
+    chosen = best_ridge(inputs, targets, torch.ones(40), ridges)
+    assert chosen == min(ridge for ridge in ridges if ridge > largest * 2**-23) > min(ridges)
+
+
 def test_ranpac_chooses_again_with_each_task_and_its_balanced_form_once():
     for form, again in (("released", True), ("balanced", False)):
         head = small_head("ranpac", form=form)

@@ -28,7 +28,8 @@ def ridge_weights(gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
 def best_ridge(inputs: Tensor, targets: Tensor, weights: Tensor, ridges: list[float], share: float = 0.8) -> float:
     """The λ whose ridge regression on the first `share` of the rows predicts the others with the least squared error.
 
-    inputs (n, M), targets (n, C), weights (n,) of the rows in the sums.
+    inputs (n, M), targets (n, C), weights (n,) of the rows in the sums. A λ that rounding swamps, below ε times the
+    largest eigenvalue of the Gram matrix, is no candidate: G + λI could not be solved with it.
     """
     count = int(len(inputs) * share)
     weighted = inputs[:count] * weights[:count, None]
@@ -39,10 +40,10 @@ def best_ridge(inputs: Tensor, targets: Tensor, weights: Tensor, ridges: list[fl
         values, vectors = singular**2, basis.T
     else:
         values, vectors = torch.linalg.eigh(inputs[:count].T @ weighted)
+        values = values.clamp(min=0)
     rotated, held = vectors.T @ joint, inputs[count:] @ vectors
-    tiny = torch.finfo(values.dtype).tiny
-    errors = [
-        ((held / (values + ridge).clamp(min=tiny)) @ rotated - targets[count:]).square().mean() for ridge in ridges
-    ]
-    finite = [float(error) if bool(error.isfinite()) else math.inf for error in errors]
-    return ridges[finite.index(min(finite))]
+    swamped = float(values.max()) * torch.finfo(values.dtype).eps
+    candidates = [ridge for ridge in ridges if ridge > swamped] or [max(ridges)]
+    errors = [float(((held / (values + ridge)) @ rotated - targets[count:]).square().mean()) for ridge in candidates]
+    finite = [error if math.isfinite(error) else math.inf for error in errors]
+    return candidates[finite.index(min(finite))]
