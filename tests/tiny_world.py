@@ -33,16 +33,21 @@ SMALL: dict[str, Any] = {
 
 
 def make_vit(seed: int = 0, strong: bool = False, **changes: Any) -> VisionTransformer:
-    """timm's ViT in a small size. timm starts it so weak that features hardly depend on the image; not so `strong`."""
+    """timm's ViT in a small size. timm starts it so weak that features hardly depend on the image; not so `strong`.
+
+    The weights are the same whatever was drawn before: tests run in any order.
+    """
     shape = dict(img_size=SIZE, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0) | changes
     with torch.random.fork_rng():
         vit = VisionTransformer(**shape)
-        if vit.patch_embed.proj.bias is not None:
-            torch.nn.init.zeros_(vit.patch_embed.proj.bias)
         torch.manual_seed(seed)  # none of timm's own draws remains: they differ from version to version
-        for weight in vit.parameters():
-            if strong and weight.ndim > 1:
-                torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
+        for name, weight in vit.named_parameters():
+            if weight.ndim > 1:
+                fan_in = weight[0].numel()
+                std = fan_in**-0.5 if strong or name == "patch_embed.proj.weight" else 0.02
+                torch.nn.init.normal_(weight, std=std)
+            elif name == "patch_embed.proj.bias":
+                torch.nn.init.zeros_(weight)
     return vit
 
 
