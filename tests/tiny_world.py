@@ -36,10 +36,11 @@ def make_vit(seed: int = 0, strong: bool = False, **changes: Any) -> VisionTrans
     """timm's ViT in a small size. timm starts it so weak that features hardly depend on the image; not so `strong`."""
     shape = dict(img_size=SIZE, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0) | changes
     with torch.random.fork_rng():
+        torch.manual_seed(seed)
         vit = VisionTransformer(**shape)
         if vit.patch_embed.proj.bias is not None:
             torch.nn.init.zeros_(vit.patch_embed.proj.bias)
-        torch.manual_seed(seed)  # none of timm's own draws remains: they differ from version to version
+        torch.manual_seed(seed)  # `strong`, none of timm's own draws remains: they differ from version to version
         for weight in vit.parameters():
             if strong and weight.ndim > 1:
                 torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
