@@ -25,9 +25,10 @@ def notes() -> Iterator[None]:
         from fscil.teachable.recognition import Notice
 
         warnings.simplefilter("always", Notice)
-        show, said = warnings.showwarning, set()
+        show = warnings.showwarning
+        said: set[str] = set()
 
-        def line(message: Any, category: type, *rest: Any, **named: Any) -> None:
+        def line(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
             if not issubclass(category, Notice):
                 show(message, category, *rest, **named)
             elif str(message) not in said:

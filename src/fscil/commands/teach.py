@@ -58,8 +58,8 @@ def learn(
     with notes():
         clf = open_model(model, weights, device, quiet)
         clf.skip_bad = skip_bad
-        if name is None and (said := left_out(pictures[0])):
-            clf.note(said)
+        if name is None and (unused := left_out(pictures[0])):
+            clf.note(unused)
         with clf.editing():
             clf.learn(files, labels, add=add)
     print(event_line(clf.history_[-1]))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fscil.errors import UserError
 from fscil.maths.prototypes import class_means
-from fscil.runtime import Runtime
+from fscil.runtime import Place, Runtime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Head(nn.Module):
     `counts` has the images seen of each class. Classes are numbered by order of arrival.
     """
 
-    Options: type = NoOptions
+    Options: type[Any] = NoOptions
     after_base: frozenset[str] = frozenset()  # options that `describe` does not look at
     exact = True  # adding and forgetting give what learning everything at once, or never, would have given
     counts: Tensor
@@ -90,10 +90,9 @@ class Head(nn.Module):
         return len(self.counts)
 
     @property
-    def place(self) -> dict[str, Any]:
-        """Device and type of what is learned: float32, or float64 where everything is."""
-        wide = torch.float64 if self.runtime.dtype == torch.float64 else torch.float32
-        return {"device": self.runtime.device, "dtype": wide}
+    def place(self) -> Place:
+        """Device and type of what is learned."""
+        return self.runtime.place
 
     # ---- what a head gives -------------------------------------------------------------------------------------------
     def describe(self, lesson: Lesson) -> None:

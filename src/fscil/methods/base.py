@@ -31,19 +31,19 @@ class Method(nn.Module):
     is in parameters and buffers, so `state` is complete.
     """
 
-    Options: type = NoOptions
+    Options: type[Any] = NoOptions
     features_fixed = False
     can_refine = False  # `learn` takes further images of known classes too, and `forget` exists
     after_base: frozenset[str] = (
         frozenset()
     )  # options without effect on the base task: runs that differ in these share a base model
+    class_counts: Tensor  # (seen,) images of each class
+    tasks_seen: Tensor
 
     def __init__(self, backbone: Backbone, options: Any, runtime: Runtime):
         super().__init__()
         self.backbone, self.options, self.runtime = backbone, options, runtime
-        self.register_buffer(
-            "class_counts", torch.zeros(0, dtype=torch.int64, device=runtime.device)
-        )  # images seen of each class
+        self.register_buffer("class_counts", torch.zeros(0, dtype=torch.int64, device=runtime.device))
         self.register_buffer("tasks_seen", torch.zeros((), dtype=torch.int64))
         self._diagnostics: dict[str, Any] = {}
 
@@ -145,8 +145,7 @@ class Method(nn.Module):
         for name, tensor in state.items():
             path, _, attribute = name.rpartition(".")
             module = self.get_submodule(path)
-            if attribute in module._parameters:
-                old = module._parameters[attribute]
+            if (old := module._parameters.get(attribute)) is not None:
                 module._parameters[attribute] = nn.Parameter(
                     tensor.to(self.runtime.device), requires_grad=old.requires_grad
                 )

@@ -28,7 +28,7 @@ ABOUT = """Few-shot class-incremental learning: names what pictures show, says *
 classes, and learns new classes from a few pictures each. Lessons change the model folder at once and for good; `/undo`
 takes them back."""
 
-REFUSALS = {
+REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"model": Problem, "description": text}
     for code, text in {
         401: "No token, or a wrong one.",
@@ -47,17 +47,15 @@ class Metrics:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
         self.registry = CollectorRegistry()
-        own = dict(registry=self.registry)
-        self.requests = Counter("fscil_requests", "Requests answered.", ["route", "status"], **own)
-        self.seconds = Histogram("fscil_request_seconds", "From request to answer.", ["route"], **own)
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batch = Histogram(
-            "fscil_batch_pictures", "Pictures that went through the model at once.", buckets=sizes, **own
-        )
-        self.queue = Gauge("fscil_queue_requests", "Requests to recognise that wait for the model.", **own)
-        self.lessons = Counter("fscil_lessons", "Changes made to the model by this process.", ["action"], **own)
-        Gauge("fscil_classes", "Classes known.", **own).set_function(lambda: len(host.classes))
-        ProcessCollector(registry=self.registry)
+        own = self.registry
+        self.requests = Counter("fscil_requests", "Requests answered.", ["route", "status"], registry=own)
+        self.seconds = Histogram("fscil_request_seconds", "From request to answer.", ["route"], registry=own)
+        sizes, together = (1, 2, 4, 8, 16, 32, 64, 128), "Pictures that went through the model at once."
+        self.batch = Histogram("fscil_batch_pictures", together, buckets=sizes, registry=own)
+        self.queue = Gauge("fscil_queue_requests", "Requests to recognise that wait for the model.", registry=own)
+        self.lessons = Counter("fscil_lessons", "Changes made to the model by this process.", ["action"], registry=own)
+        Gauge("fscil_classes", "Classes known.", registry=own).set_function(lambda: len(host.classes))
+        ProcessCollector(registry=own)
 
     def note(self, scope: Scope, status: int, seconds: float) -> None:
         """Counts a request that was answered."""
@@ -137,9 +135,12 @@ def make_app(
         add: Annotated[bool, Form(description="Add pictures to classes that are known already.")] = False,
     ) -> dict[str, Any]:
         """Teach new classes from a few pictures each. When it answers, the lesson is on disk."""
-        if (name is None) == (names is None):
+        if name is not None and names is None:
+            labels = [name] * len(files)
+        elif names is not None and name is None:
+            labels = names
+        else:
             raise HTTPException(422, "send either name (one for all pictures) or names (one per picture)")
-        labels = names if names is not None else [name] * len(files)
         if len(labels) != len(files):
             raise HTTPException(422, f"there are {len(files)} pictures but {len(labels)} names")
         lessons: dict[str, list[bytes]] = {}

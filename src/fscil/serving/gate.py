@@ -11,7 +11,7 @@ import ipaddress
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ REQUEST_SECONDS = 600.0  # from request to answer
 BODIES_AT_ONCE = 4  # memory for bodies of all requests, in largest requests
 BUSY = {"retry-after": "1"}
 
-Scope = dict[str, Any]
+Scope = MutableMapping[str, Any]
 Message = dict[str, Any]
 
 

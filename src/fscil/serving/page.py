@@ -145,7 +145,7 @@ def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
         try:
             (decoded,) = host.decode(uploads.find([path]))
             (answer,) = host.recognise_decoded([decoded], alike=SHOWN_ALIKE)
-            shown = page_parts.answer(answer, decoded if answer.error is None else None)
+            shown = page_parts.answer(answer, None if isinstance(decoded, str) else decoded)
         except UserError as error:
             shown = page_parts.message(page_parts.sentence(str(error)), "bad")
         except Exception:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ class Head:
 class ModelFolder:
     """Reads and writes one model folder."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
 
     def exists(self) -> bool:

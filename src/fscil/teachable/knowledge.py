@@ -20,6 +20,7 @@ from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
 from fscil.maths.margins import cosine
 from fscil.methods.base import Method
+from fscil.methods.represented import Represented
 from fscil.teachable.calibration import cross_validated
 from fscil.teachable.unknown import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
 
@@ -127,10 +128,10 @@ class Knowledge:
             logits, scores = held, max_logit(held) if len(held) else torch.zeros(0)
         elif not len(held):
             logits, scores = torch.zeros(0, len(self.classes)), torch.zeros(0)
-        elif self.trained:
-            logits, scores = self.judge_features(held.to(self.method.runtime.device))
-        else:
+        elif isinstance(self.method, Represented) and not self.trained:
             logits, scores, labels = cross_validated(self.method, self.space, held, labels)
+        else:
+            logits, scores = self.judge_features(held.to(self.method.runtime.device))
         count = len(labels)
         rejects = count > 0 and (self.space is not None or not self.method.features_fixed)
         threshold = rejection_threshold(scores, false_rejection) if rejects else None
@@ -195,7 +196,8 @@ class Knowledge:
 
     def pictures_by_fingerprint(self) -> dict[int, set[Label]]:
         """The classes that each known picture was given as."""
-        names, known = self.names, {}
+        names = self.names
+        known: dict[int, set[Label]] = {}
         for fingerprint, number in self.fingerprints.tolist():
             known.setdefault(fingerprint, set()).add(names[number])
         return known
@@ -215,9 +217,7 @@ class Knowledge:
         """Everything learned, on the CPU, under unique names."""
         tensors = {f"method.{name}": tensor for name, tensor in self.method.state().items()}
         if self.space is not None:
-            tensors |= {f"known.{key}": value for key, value in vars(self.space).items() if isinstance(value, Tensor)}
-            for key in KnownSpace.NUMBERS:
-                tensors[f"known.{key}"] = torch.tensor([getattr(self.space, key)], dtype=torch.float64)
+            tensors |= {f"known.{key}": value for key, value in self.space.state().items()}
         tensors |= {f"held.{key}": value for key, value in self.held.items()}
         tensors |= {f"taught.{key}": value for key, value in self.taught.items()}
         for name, lesson in self.thumbnails.items():
@@ -241,9 +241,7 @@ class Knowledge:
                 groups[group][key] = tensor.clone()
         method.load_state(groups["method"])
         known = {key: value.to(method.runtime.device) for key, value in groups["known"].items()}
-        if known:
-            known |= {key: float(known[key]) for key in KnownSpace.NUMBERS}
-        space = KnownSpace(**known) if known else None
+        space = KnownSpace.restored(known) if known else None
         classes, calibration = [dict(info) for info in record["classes"]], dict(record["calibration"])
         parts = groups["held"], groups["taught"], thumbnails, tensors["fingerprints"].clone()
         knowledge = cls(method, trained, space, *parts, classes, calibration)

@@ -16,11 +16,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fscil import registry
 from fscil.backbones.vit import Backbone
@@ -31,6 +30,7 @@ from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.methods.base import Method
 from fscil.methods.making import make_method
+from fscil.runtime import Runtime
 from fscil.strict import build
 from fscil.teachable.folder import BACKBONE, ModelFolder
 from fscil.teachable.knowledge import Knowledge
@@ -54,6 +54,14 @@ KEPT_PARAMETERS = ("held_out", "false_rejection", "unknown", "skip_bad", "thumbn
 
 class Teachable:
     """Everything `fscil.FewShotClassifier` does; see there for the parameters."""
+
+    # what `fit` and `load` set
+    config_: dict[str, Any]
+    runtime_: Runtime
+    backbone_: Backbone
+    transform_: Transform
+    knowledge_: Knowledge
+    _versions: Versions
 
     def __init__(
         self,
@@ -93,7 +101,7 @@ class Teachable:
         self.verbose = verbose
 
     # ---- learning -------------------------------------------------------------------------------------------------
-    def fit(self, X: Any, y: Any = None) -> Teachable:
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Learns the base classes."""
         check_parameters(self)
         self._versions = Versions()
@@ -152,7 +160,7 @@ class Teachable:
         self._finish("fit", {str(label): counts[label] for label in names}, now)
         return self
 
-    def learn(self, X: Any, y: Any = None, add: bool = False) -> Teachable:
+    def learn(self, X: Any, y: Any = None, add: bool = False) -> Self:
         """Learns new classes from a few pictures each; with `add`, pictures of known classes are added to theirs."""
         self.check_fitted()
         source, (X, labels) = X if y is None else None, labelled(X, y)
@@ -184,7 +192,7 @@ class Teachable:
             self._finish("learn", {str(label): gained[label] for label in gained}, now)
         return self
 
-    def forget(self, label: Label) -> Teachable:
+    def forget(self, label: Label) -> Self:
         """Removes one class. `undo` brings it back."""
         self.check_fitted()
         number = self.knowledge_.number(label)
@@ -195,7 +203,7 @@ class Teachable:
             self._finish("forget", {str(gone["name"]): gone["pictures"]}, timestamp())
         return self
 
-    def undo(self, steps: int = 1) -> Teachable:
+    def undo(self, steps: int = 1) -> Self:
         """Takes back the last `steps` changes, forgetting included."""
         self.check_fitted()
         possible = len(self._versions) - 1
@@ -205,7 +213,7 @@ class Teachable:
         self._restore()
         return self
 
-    def drop_history(self) -> Teachable:
+    def drop_history(self) -> Self:
         """Forgets how the model came to be: what was forgotten or undone is gone for good from the next `save` on."""
         self.check_fitted()
         record = self._versions.current.record
@@ -283,10 +291,10 @@ class Teachable:
         The backbone is referred to by name and hash; `embed` puts its weights into the folder as well.
         """
         self.check_fitted()
-        self.config_ = self._versions.write(
+        self.config_, written = self._versions.write(
             path, self.config_, embed, lambda: self.backbone_.in_float32().vit.state_dict()
         )
-        return self.folder_.path
+        return written
 
     @classmethod
     def load(
@@ -298,7 +306,7 @@ class Teachable:
         weights: str | os.PathLike | None = None,
         backbone: Backbone | None = None,
         verbose: bool = False,
-    ) -> Teachable:
+    ) -> Self:
         """Opens a saved model, on any device. Every file's hash is checked; nothing in it is executed.
 
         `backbone` is one that is open already, on this device: several readers of one model share its weights.
@@ -339,7 +347,7 @@ class Teachable:
         clf._restore()
         return clf
 
-    def refresh(self) -> Teachable:
+    def refresh(self) -> Self:
         """Takes over what another process has taught the saved model since; cheap when nothing changed."""
         self.check_fitted()
         if self._versions.refresh():
@@ -347,7 +355,7 @@ class Teachable:
         return self
 
     @contextlib.contextmanager
-    def editing(self) -> Iterator[Teachable]:
+    def editing(self) -> Iterator[Self]:
         """Changes a saved model together with its folder: others wait, and a failure leaves both as they were.
 
         >>> with clf.editing(): clf.learn(pictures, names)  # doctest: +SKIP
@@ -406,9 +414,6 @@ class Teachable:
         return bool(getattr(self, "_versions", None))
 
     # ---- small parts ------------------------------------------------------------------------------------------------
-    def _backbone_weights(self) -> dict[str, Tensor]:
-        return self.backbone_.in_float32().vit.state_dict()
-
     def _new_method(self) -> Method:
         chosen = self.config_
         return make_method(chosen["method"], chosen["options"], self.backbone_, self.runtime_, chosen.get("head"))

@@ -68,7 +68,7 @@ def open_backbone(
     if isinstance(chosen, Backbone):
         return chosen.prepare(runtime)
     try:
-        backbone = make_backbone(chosen, weights, image_size)
+        backbone = make_backbone(chosen, Path(weights) if weights is not None else None, image_size)
     except FileNotFoundError as error:  # a backbone of the package whose weights are not there
         raise UserError(f'the weights of backbone "{chosen}" are missing ({error}); pass --weights FILE.') from error
     return backbone.prepare(runtime)

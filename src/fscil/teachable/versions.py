@@ -87,8 +87,8 @@ class Versions:
 
     def write(
         self, path: str | os.PathLike, config: dict[str, Any], embed: bool, weights: Callable[[], Mapping[str, Tensor]]
-    ) -> dict[str, Any]:
-        """Writes what is new into a folder, `weights()` of the backbone included if `embed`; returns its config."""
+    ) -> tuple[dict[str, Any], Path]:
+        """Writes what is new into a folder, `weights()` of the backbone included if `embed`; its config and path."""
         folder, versions = ModelFolder(Path(path)), self.items
         with folder.lock():
             same = self.folder is not None and folder.path.resolve() == self.folder.path.resolve()
@@ -103,4 +103,4 @@ class Versions:
             self.items, self.folder = versions, folder
         for version in self.items[:-1]:
             version.tensors = {}  # on disk; read again if an undo asks for them
-        return config
+        return config, folder.path

@@ -49,6 +49,7 @@ def export_onnx(clf: Teachable, output: str | Path, check: bool = True) -> Path:
             external_data=False,
             verbose=False,
         )
+    assert program is not None  # it is with dynamo=True
     model = program.model_proto
     facts = {"labels": json.dumps([str(label) for label in clf.classes_], ensure_ascii=False), "fscil": __version__}
     onnx.helper.set_model_props(model, facts)
@@ -81,6 +82,15 @@ def _check_onnx(module: nn.Module, path: Path, size: int) -> None:
 class WholeModel(nn.Module):
     """Pictures in, (probabilities, unknown) out: image pipeline, folded ViT, classifier and rejection in one module."""
 
+    mean: Tensor  # of the channels, and their deviation
+    std: Tensor
+    weight: Tensor
+    bias: Tensor
+    rows: Tensor  # of the score that pictures are rejected by, where they are
+    offsets: Tensor
+    quadratic: Tensor
+    linear: Tensor
+
     def __init__(self, clf: Teachable):
         super().__init__()
         known = clf.knowledge_.space
@@ -93,8 +103,9 @@ class WholeModel(nn.Module):
         weight, bias, self.unit = classifier(clf)
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
-        self.rejects = threshold is not None and known is not None
-        if self.rejects:
+        self.rejects = False
+        if threshold is not None and known is not None:
+            self.rejects = True
             # score = max_c (x Wᵀ + b)_c + xᵀ Q x + x l + k, see KnownSpace.scores
             within, total = (shrink(t.double().cpu(), known.shrinkage) for t in (known.within, known.total))
             inverse, background = torch.linalg.inv(within), torch.linalg.inv(total)
