@@ -17,10 +17,12 @@ from fscil._version import __version__
 from fscil.data.uris import data_uri
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
+from fscil.evaluation.glossary import GLOSSARY, anchor, entry_of
 from fscil.evaluation.limits import limits, limits_of_rows, reductions, with_limits
 from fscil.evaluation.metrics import task_bounds
 from fscil.evaluation.rendering import format_value, row_label
 from fscil.evaluation.sessions import SessionColumn, columns_of
+from fscil.evaluation.versions import code_notes, module_line
 from fscil.files import atomic_write, load_tensors, read_json
 from fscil.strict import build, flatten
 from fscil.text import duration, percent
@@ -71,6 +73,7 @@ def write_report(folders: Sequence[str | Path], out: str | Path, title: str | No
         subtitle=runs[0]["subtitle"] if len(runs) == 1 else "Open a run below for its details.",
         runs=runs,
         comparisons=comparisons,
+        glossary=[{"name": name, "anchor": anchor(name), "meaning": meaning} for name, meaning in GLOSSARY.items()],
         version=__version__,
     )
     out = Path(out)
@@ -99,6 +102,7 @@ def _compare(results: Sequence[tables.Result]) -> list[dict[str, Any]]:
         if len(groups) > 1:
             best = tables.best_row(groups)
             shown.append(with_limits(tables.difference_table(groups, best), of_rows, best))
+        shown[0] = replace(shown[0], notes=[*shown[0].notes, *code_notes(groups)])
         charts = {
             f"curves-{dataset}": (figures.accuracy_curves({name: groups}), f"accuracy of each task on {name}"),
             f"bars-{dataset}": (figures.base_new_bars({name: groups}), f"base and new accuracy on {name}"),
@@ -122,7 +126,7 @@ def _plain_table(table: tables.Table) -> dict[str, Any]:
     return {
         "title": table.title,
         "header": table.header,
-        "columns": [column.title for column in table.columns.values()],
+        "columns": [_heading(column.title) for column in table.columns.values()],
         "rows": [
             {
                 "label": row_label(row),
@@ -133,6 +137,12 @@ def _plain_table(table: tables.Table) -> dict[str, Any]:
         ],
         "notes": list(table.notes),
     }
+
+
+def _heading(title: str) -> dict[str, str]:
+    """A column's title, and where on the page it is explained."""
+    entry = entry_of(title)
+    return {"title": title, "anchor": anchor(entry) if entry else "", "meaning": GLOSSARY[entry] if entry else ""}
 
 
 def _identifier(text: str) -> str:
@@ -170,7 +180,7 @@ def _describe_run(folder: Path, result: tables.Result, identifier: str, no_image
         "fisher": merging,
         "shots": _shots(folder, gallery),
         "no_images": gallery.reason if gallery else no_images,
-        "environment": _key_values(result["environment"]),
+        "environment": _key_values({**result["environment"], "modules": module_line([result])}),
         "data": _key_values({key: value for key, value in stream_facts.items() if key != "class_names"}),
         "config": _key_values(config),
     }
@@ -228,7 +238,7 @@ def _session_table(sessions: Sequence[Mapping[str, Any]], averaging: str) -> dic
     if sessions[-1].get("trainable_parameters") is not None:
         notes.append(f"{sessions[-1]['trainable_parameters']:,} trainable parameters, {stored:,} stored images.")
     return {
-        "session_headings": ["Task", "Classes", *(column.title for column in columns)],
+        "session_headings": [_heading(title) for title in ("Task", "Classes", *(column.title for column in columns))],
         "session_rows": rows,
         "session_note": " ".join(notes),
     }

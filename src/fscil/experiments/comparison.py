@@ -22,6 +22,7 @@ from fscil.errors import UserError
 from fscil.evaluation import paper, tables
 from fscil.evaluation.limits import limits_of_rows, with_limits
 from fscil.evaluation.results import load_results
+from fscil.evaluation.versions import code_notes
 from fscil.experiments.api import as_settings
 from fscil.experiments.grid import Job, is_done
 from fscil.files import atomic_write
@@ -175,7 +176,7 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
         else:  # tasks cannot be set side by side
             metrics = ("A_0", "A_final", "A_avg", "base", "new", "hacc")
             table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
-        table = replace(table, notes=[*table.notes, *remarks, provenance(members)])
+        table = replace(table, notes=[*table.notes, *remarks, provenance(members), *code_notes(groups)])
         made[dataset] = with_limits(table, of_rows)
         details = tables.metric_table(groups, tables.details(), f"Base and new classes at the last task on {title}")
         if any(session.get("parts_from_shelf") for result in members for session in result["sessions"]):
