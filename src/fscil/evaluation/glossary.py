@@ -24,7 +24,9 @@ GLOSSARY: dict[str, str] = {  # by the title of a column
     "negative where tasks improved.",
     "Trainable": "Numbers that the method trains.",
     "Stored images": "Training images that the method keeps for later tasks.",
-    "Minutes": "Time of all tasks, evaluation included.",
+    "Minutes": "Time of all tasks, evaluation included; parts that another run had trained are not counted.",
+    "Seconds": "The same in seconds.",
+    "Passes": "Images that a run sends through the backbone, in forward passes; a training pass counts as 2.3.",
 }
 
 

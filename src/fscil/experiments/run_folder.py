@@ -30,6 +30,7 @@ from fscil.errors import UserError
 from fscil.evaluation import metrics
 from fscil.evaluation.hashes import HASHES, METRICS, RESULTS, RunHashes
 from fscil.evaluation.results import Results
+from fscil.experiments.cost import count_passes
 from fscil.experiments.environment import environment
 from fscil.experiments.keeper import RunKeeper
 from fscil.experiments.modules import combined
@@ -213,6 +214,7 @@ class RunRecord:
                     "resize": transform.resize,
                 },
                 "modules": self.modules,
+                "passes": round(count_passes(self.config, self.stream)),
             },
             stream={**self.describe_split(), "usual": self.usual},
             sessions=self.sessions,
