@@ -87,6 +87,7 @@ def compare(
     """Compare methods over seeds: run what is missing, then print the paper's main table.
 
     What is finished is not run again, and a stopped comparison goes on where it was: give the same command again.
+    What the columns mean: `fscil list metrics`.
 
     **Examples**
 

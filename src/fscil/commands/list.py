@@ -17,10 +17,11 @@ class Kind(str, Enum):
     backbones = "backbones"
     recipes = "recipes"
     experiments = "experiments"
+    metrics = "metrics"
 
 
 def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List methods, heads, datasets, backbones, recipes, or the experiments of the paper.
+    """List methods, heads, datasets, backbones, recipes, the experiments of the paper, or what the metrics mean.
 
     **Examples**
 
@@ -43,6 +44,10 @@ def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) ->
         from fscil.experiments.reproduce import EXPERIMENTS
 
         rows = [(name, experiment.title) for name, experiment in EXPERIMENTS.items()]
+    elif kind is Kind.metrics:
+        from fscil.evaluation.glossary import GLOSSARY
+
+        rows = list(GLOSSARY.items())
     else:
         rows = [(name, recipes.load(name).summary) for name in recipes.names()]
     widths = [max(map(len, column)) for column in list(zip(*rows))[:-1]]

@@ -23,6 +23,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about finished runs: tables, figures, shots, confusions, time and memory.
 
+    What its columns mean stands on the page, and in `fscil list metrics`.
+
     **Examples**
 
     `fscil report runs/glyphs-smp-seed2023-1`

@@ -59,7 +59,8 @@ def reproduce(
     """Make tables and figures of the paper, on any dataset.
 
     Runs that several of them need are made once; what is finished is not run again, and a stopped command goes on
-    where it was when it is given again. Figures come as PNG, SVG and PDF, tables as CSV, Markdown and LaTeX.
+    where it was when it is given again. Figures come as PNG, SVG and PDF, tables as CSV, Markdown and LaTeX. What the
+    columns mean: `fscil list metrics`.
 
     **Examples**
 

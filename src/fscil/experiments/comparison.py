@@ -22,6 +22,7 @@ from fscil.errors import UserError
 from fscil.evaluation import paper, tables
 from fscil.evaluation.limits import limits_of_rows, with_limits
 from fscil.evaluation.results import load_results
+from fscil.evaluation.versions import code_notes
 from fscil.experiments.api import as_settings
 from fscil.experiments.grid import Job, is_done
 from fscil.files import atomic_write
@@ -165,9 +166,8 @@ PARTS = ("", "-details", "-differences")  # of a dataset's tables, in the order 
 def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] = ()) -> dict[str, tables.Table]:
     """The main table, what is behind its averages, and the paired differences of every dataset, by file name."""
     made: dict[str, tables.Table] = {}
-    for dataset in dict.fromkeys(result["config"]["dataset"] for result in results):
-        members = [result for result in results if result["config"]["dataset"] == dataset]
-        groups = tables.group_runs(members)
+    for dataset, groups in tables.by_dataset(results).items():
+        members = [result for seeds in groups.values() for result in seeds]
         of_rows = limits_of_rows(groups)
         title = tables.dataset_title(dataset)
         if len({len(result["sessions"]) for result in members}) == 1:
@@ -175,7 +175,7 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
         else:  # tasks cannot be set side by side
             metrics = ("A_0", "A_final", "A_avg", "base", "new", "hacc")
             table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
-        table = replace(table, notes=[*table.notes, *remarks, provenance(members)])
+        table = replace(table, notes=[*table.notes, *remarks, provenance(members), *code_notes(groups)])
         made[dataset] = with_limits(table, of_rows)
         details = tables.metric_table(groups, tables.details(), f"Base and new classes at the last task on {title}")
         if any(session.get("parts_from_shelf") for result in members for session in result["sessions"]):
@@ -207,13 +207,15 @@ def provenance(results: Sequence[tables.Result]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in found if value))
 
     parts = [f"backbone {listed('config', 'backbone')}", f"fscil {listed('environment', 'fscil')}"]
-    device, commit = (
-        listed("environment", "device"),
-        re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}", r"\1", listed("environment", "commit")),
-    )
+    device, commit = listed("environment", "device"), short_commits(listed("environment", "commit"))
     parts += [f"on {device}"] if device else []
     parts += [f"commit {commit}"] if commit else []
     return f"Measured with {', '.join(parts)}."
+
+
+def short_commits(text: str) -> str:
+    """Commits by their first seven digits."""
+    return re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}", r"\1", text)
 
 
 # ---- into a document -----------------------------------------------------------------------------------------------

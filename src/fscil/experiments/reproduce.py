@@ -52,13 +52,15 @@ def _per_dataset(make: Callable[[str, Groups], Any]) -> Callable[[Panels, str], 
     """One table for each dataset."""
 
     def make_all(panels: Panels, stamp: str) -> dict[str, Any]:
+        from fscil.evaluation.versions import code_notes
         from fscil.experiments.comparison import provenance
 
         made = {}
         for dataset, groups in panels.items():
             table = make(dataset, groups)
             results = [result for members in groups.values() for result in members]
-            made[f"-{dataset}"] = replace(table, notes=[*table.notes, provenance(results)], stamp=stamp)
+            notes = [*table.notes, provenance(results), *code_notes(groups)]
+            made[f"-{dataset}"] = replace(table, notes=notes, stamp=stamp)
         return made
 
     return make_all

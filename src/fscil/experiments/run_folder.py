@@ -30,8 +30,10 @@ from fscil.errors import UserError
 from fscil.evaluation import metrics
 from fscil.evaluation.hashes import HASHES, METRICS, RESULTS, RunHashes
 from fscil.evaluation.results import Results
+from fscil.experiments.cost import count_passes
 from fscil.experiments.environment import environment
 from fscil.experiments.keeper import RunKeeper
+from fscil.experiments.modules import combined
 from fscil.files import atomic_path, atomic_write, load_tensors, read_json, save_tensors, write_json
 from fscil.runtime import Keeper, Runtime
 
@@ -46,9 +48,19 @@ if TYPE_CHECKING:
 class RunRecord:
     """The run folder: what is written when, and how it is read back."""
 
-    def __init__(self, folder: Path, config: RunConfig, stream: Stream, runtime: Runtime, usual: Mapping[str, int]):
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        stream: Stream,
+        runtime: Runtime,
+        usual: Mapping[str, int],
+        modules: Mapping[str, str],
+    ):
         self.folder, self.config, self.stream, self.runtime = folder, config, stream, runtime
         self.usual = dict(usual)  # settings that the dataset decides where nobody else does
+        self.modules = dict(modules)  # hashes of the code
+        self.code = combined(modules)  # kept with every session: a run may be resumed with other code
         self.lines: list[str] = []  # of metrics.jsonl
         self.sessions: list[dict[str, Any]] = []
         self.scalars: TensorBoard | None = None
@@ -201,6 +213,8 @@ class RunRecord:
                     "size": transform.size,
                     "resize": transform.resize,
                 },
+                "modules": self.modules,
+                "passes": round(count_passes(self.config, self.stream)),
             },
             stream={**self.describe_split(), "usual": self.usual},
             sessions=self.sessions,
