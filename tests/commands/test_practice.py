@@ -282,6 +282,34 @@ def test_every_command_is_in_the_index_of_pages():
         assert f"# fscil {name}" in (pages / page).read_text()
 
 
+def test_review_names_what_looks_wrong(model, photos, tmp_path, capsys):
+    folder = shutil.copytree(photos / "base", tmp_path / "base")
+    shutil.move(folder / "class 0" / "000.png", folder / "class 3" / "strayed.png")
+    entries = json.loads(say(capsys, "review", model, folder, "--json"))
+    (wrong,) = [entry for entry in entries if entry["finding"] == "other class"]
+    assert Path(wrong["file"]).name == "strayed.png" and (wrong["label"], wrong["looks_like"]) == ("class 3", "class 0")
+    rows = list(csv.DictReader(io.StringIO(say(capsys, "review", model, folder, "--csv"))))
+    assert [row["file"] for row in rows] == [entry["file"] for entry in entries]
+    assert run("review", model, folder) == 0
+    said = capsys.readouterr()
+    assert "strayed.png  looks like class 0" in said.out and "of 24 pictures look wrong" in said.err
+
+
+def test_lessons_from_a_table_and_as_json(weights, photos, tmp_path, capsys):
+    table = tmp_path / "base.csv"
+    rows = [f"{file},{file.parent.name}" for file in sorted((photos / "base").rglob("*.png"))]
+    table.write_text("\n".join(["path,label", *rows]))
+    given = ["--backbone", BACKBONE, "--weights", weights, "-q", "--json"]
+    fitted = json.loads(say(capsys, "fit", table, "-o", tmp_path / "m", *given))
+    assert fitted["classes"] == {f"class {number}": 6 for number in range(4)} and isinstance(fitted["notes"], list)
+    strangers = [photos / "test" / f"class {number}" / f"{4 * place:03d}.png" for place, number in ((7, 31), (8, 32))]
+    table.write_text("\n".join(["file,label", *(f"{file},mixed" for file in strangers)]))
+    learned = json.loads(say(capsys, "learn", tmp_path / "m", table, "-q", "--json"))
+    assert learned["action"] == "learn" and learned["classes"] == {"mixed": 2}
+    assert any('"mixed" was not learned: 2 of its 2 pictures' in text for text in learned["notes"])
+    assert isinstance(json.loads(say(capsys, "info", tmp_path / "m", "--json"))["notes"], list)
+
+
 def test_export_to_timm(model, tmp_path, capsys):
     assert "birds-timm" in say(capsys, "export", model, "--to", "timm")
     assert {file.name for file in (tmp_path / "birds-timm").iterdir()} == {

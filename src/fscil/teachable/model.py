@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fscil import registry
 from fscil.backbones.vit import Backbone
@@ -33,6 +32,7 @@ from fscil.methods.base import Method
 from fscil.methods.making import make_method
 from fscil.strict import build
 from fscil.teachable.folder import BACKBONE, ModelFolder
+from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
 from fscil.teachable.lessons import fitting_labels, labelled, left_out, pictures_of, read_lesson
 from fscil.teachable.names import check_class_names
@@ -147,9 +147,11 @@ class Teachable:
             kept = everything.select(held.nonzero().squeeze(1))
             knowledge = self.knowledge_ = Knowledge.of_base(method, plan.trains, task, kept, number[held])
             knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
+            features = method.features(task.images) if method.features_fixed else None
         now = timestamp()
         knowledge.count(pictures.fingerprints, number, names, True, now)
         self._finish("fit", {str(label): counts[label] for label in names}, now)
+        note_lesson(self, features, task.labels, [pictures.names[at] for at in training.tolist()])
         return self
 
     def learn(self, X: Any, y: Any = None, add: bool = False) -> Teachable:
@@ -179,9 +181,11 @@ class Teachable:
                 knowledge.method.learn(task)
                 knowledge.describe_taught(task)
                 knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
+                features = knowledge.method.features(pixels) if knowledge.method.features_fixed else None
             gained, now = Counter(labels), timestamp()
             knowledge.count(pictures.fingerprints, number, fresh, False, now)
             self._finish("learn", {str(label): gained[label] for label in gained}, now)
+        note_lesson(self, features, number, pictures.names)
         return self
 
     def forget(self, label: Label) -> Teachable:
@@ -406,9 +410,6 @@ class Teachable:
         return bool(getattr(self, "_versions", None))
 
     # ---- small parts ------------------------------------------------------------------------------------------------
-    def _backbone_weights(self) -> dict[str, Tensor]:
-        return self.backbone_.in_float32().vit.state_dict()
-
     def _new_method(self) -> Method:
         chosen = self.config_
         return make_method(chosen["method"], chosen["options"], self.backbone_, self.runtime_, chosen.get("head"))
