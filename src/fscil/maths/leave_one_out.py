@@ -62,7 +62,7 @@ def left_out_densities(
     spread = scale * (inverse @ values) - lost * around
     spread = spread + k * (scale * (weighted.square() @ values) - lost * around.square())
 
-    result = -0.5 * squares + gamma * 0.5 * spread[:, None] / counts.to(wide)
+    result: Tensor = -0.5 * squares + gamma * 0.5 * spread[:, None] / counts.to(wide)
     rows = torch.arange(len(labels), device=labels.device)
     alone = -0.5 * (n / left).square() * squares[rows, labels] + gamma * 0.5 * spread / left
     result[rows, labels] = torch.where(n > 1, alone, torch.full_like(alone, torch.nan))
