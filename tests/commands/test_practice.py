@@ -186,7 +186,7 @@ def test_small_starts_and_repeats_are_noted(weights, photos, tmp_path, capsys):
 
 def test_what_is_left_out_is_counted(model, photos, tmp_path, capsys):
     folder = shutil.copytree(photos / "new", tmp_path / "new")
-    for name in ("loose.png", "class 10/notes.txt", "class 11/a.heic", "class 11/.hidden", "README"):
+    for name in ("loose.png", "class 10/notes.txt", "class 11/a.mov", "class 11/.hidden", "README"):
         shutil.copy(photos / "base" / "class 0" / "000.png", folder / name)
     assert run("learn", model, folder, "-q") == 0
     said = capsys.readouterr()
@@ -280,6 +280,103 @@ def test_every_command_is_in_the_index_of_pages():
     assert linked.keys() == {command.name for command in app.registered_commands}
     for name, page in linked.items():
         assert f"# fscil {name}" in (pages / page).read_text()
+
+
+def test_review_names_what_looks_wrong(model, photos, tmp_path, capsys):
+    folder = shutil.copytree(photos / "base", tmp_path / "base")
+    shutil.move(folder / "class 0" / "000.png", folder / "class 3" / "strayed.png")
+    entries = json.loads(say(capsys, "review", model, folder, "--json"))
+    (wrong,) = [entry for entry in entries if entry["finding"] == "other class"]
+    assert Path(wrong["file"]).name == "strayed.png" and (wrong["label"], wrong["looks_like"]) == ("class 3", "class 0")
+    rows = list(csv.DictReader(io.StringIO(say(capsys, "review", model, folder, "--csv"))))
+    assert [row["file"] for row in rows] == [entry["file"] for entry in entries]
+    assert run("review", model, folder) == 0
+    said = capsys.readouterr()
+    assert "strayed.png  looks like class 0" in said.out and "of 24 pictures look wrong" in said.err
+
+
+def test_sorting_copies_once_and_goes_on_where_it_was(model, photos, tmp_path, capsys):
+    inbox, out = shutil.copytree(photos / "test" / "class 1", tmp_path / "inbox"), tmp_path / "out"
+    first = sorted(inbox.iterdir())[0]
+    say(capsys, "predict", model, first, "--sort-into", out, "-q")
+    assert run("predict", model, inbox, "--sort-into", out, "--csv", "-q") == 0
+    said = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    assert len(rows) == 3 and "1 of 4 pictures were sorted before" in said.err
+    for row in rows:
+        copy = out / row["label"] / Path(row["file"]).name
+        assert copy.read_bytes() == Path(row["file"]).read_bytes()
+    assert len(list(inbox.iterdir())) == 4 and len(list(out.rglob("*.png"))) == 4
+    say(capsys, "predict", model, inbox, "--sort-into", tmp_path / "moved", "--move", "-q")
+    assert not list(inbox.iterdir()) and len(list((tmp_path / "moved").rglob("*.png"))) == 4
+    for wrong in (["--move"], ["--link", "--move", "--sort-into", "x"], []):
+        assert run("predict", model, *([inbox] if wrong else []), *wrong) == 2
+
+
+def test_pictures_that_come_are_answered_until_control_c(model, photos, tmp_path, capsys, monkeypatch):
+    inbox, pictures = tmp_path / "inbox", sorted((photos / "test" / "class 1").iterdir())
+    inbox.mkdir()
+    shutil.copy(pictures[0], inbox / "old.png")
+    steps = iter([pictures[1], None, None, "end"])
+
+    def sleep(_):
+        """One look after another: a picture comes, is seen, has settled, and then somebody presses Ctrl-C."""
+        step = next(steps)
+        if step == "end":
+            raise KeyboardInterrupt
+        if step is not None:
+            shutil.copy(step, inbox / "new.png")
+
+    monkeypatch.setattr("fscil.teachable.watching.time.sleep", sleep)
+    assert run("predict", model, "--watch", inbox, "--sort-into", inbox / "sorted", "--json", "-q") == 0
+    said = capsys.readouterr()
+    (entry,) = [json.loads(line) for line in said.out.splitlines()]
+    assert entry["file"] == str(inbox / "new.png") and "stopped" in said.err
+    assert [path.name for path in (inbox / "sorted").rglob("*.png")] == ["new.png"]
+
+
+def test_suggestions_can_be_copied_and_labelled(model, photos, tmp_path, capsys):
+    entries = json.loads(
+        say(capsys, "suggest", model, photos / "test", "-n", "6", "--copy-to", tmp_path / "these", "--json")
+    )
+    assert len(entries) == 6 and len({entry["file"] for entry in entries}) == 6
+    assert all(Path(entry["copied_to"]).read_bytes() == Path(entry["file"]).read_bytes() for entry in entries)
+    strange = [entry for entry in entries if int(Path(entry["file"]).parent.name.split()[1]) >= 10]
+    assert len(strange) >= 4  # four known classes and five unknown ones
+    assert len(say(capsys, "suggest", model, photos / "test", "-n", "3").splitlines()) == 3
+
+
+def test_evaluation_says_what_is_taken_for_what(model, photos, tmp_path, capsys):
+    folder = shutil.copytree(photos / "test", tmp_path / "test")
+    for file in sorted((folder / "class 0").iterdir())[:3]:
+        shutil.move(file, folder / "class 1" / f"strayed-{file.name}")
+    result = json.loads(say(capsys, "evaluate", model, folder, "--json", "--matrix", tmp_path / "matrix.png"))
+    assert result["confusions"][0] == {"class": "class 1", "taken_for": "class 0", "pictures": 3, "share": 3 / 7}
+    counts = np.array(result["matrix"]["counts"])
+    assert counts[1, 0] == 3 and counts.sum() == 16 and result["matrix"]["classes"][1] == "class 1"
+    assert counts.trace() / counts.sum() == pytest.approx(result["accuracy"]) and isinstance(result["notes"], list)
+    assert Image.open(tmp_path / "matrix.png").size[0] > 300
+    table = say(capsys, "evaluate", model, folder)
+    assert "most often confused" in table and "class 1  class 0           3  42.9 %" in table
+    listed = tmp_path / "test.csv"
+    listed.write_text("\n".join(["path,label", *(f"{f},{f.parent.name}" for f in sorted(folder.rglob("*.png")))]))
+    assert json.loads(say(capsys, "evaluate", model, listed, "--json"))["accuracy"] == result["accuracy"]
+    assert run("evaluate", model, folder, "--matrix", "matrix.jpg") == 2
+
+
+def test_lessons_from_a_table_and_as_json(weights, photos, tmp_path, capsys):
+    table = tmp_path / "base.csv"
+    rows = [f"{file},{file.parent.name}" for file in sorted((photos / "base").rglob("*.png"))]
+    table.write_text("\n".join(["path,label", *rows]))
+    given = ["--backbone", BACKBONE, "--weights", weights, "-q", "--json"]
+    fitted = json.loads(say(capsys, "fit", table, "-o", tmp_path / "m", *given))
+    assert fitted["classes"] == {f"class {number}": 6 for number in range(4)} and isinstance(fitted["notes"], list)
+    strangers = [photos / "test" / f"class {number}" / f"{4 * place:03d}.png" for place, number in ((7, 31), (8, 32))]
+    table.write_text("\n".join(["file,label", *(f"{file},mixed" for file in strangers)]))
+    learned = json.loads(say(capsys, "learn", tmp_path / "m", table, "-q", "--json"))
+    assert learned["action"] == "learn" and learned["classes"] == {"mixed": 2}
+    assert any('"mixed" was not learned: 2 of its 2 pictures' in text for text in learned["notes"])
+    assert isinstance(json.loads(say(capsys, "info", tmp_path / "m", "--json"))["notes"], list)
 
 
 def test_export_to_timm(model, tmp_path, capsys):

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import io
 import struct
+import sys
 import tarfile
 import threading
 import zlib
@@ -353,3 +354,31 @@ def test_damaged_archives(tmp_path, content):
     with pytest.raises(UserError, match="a.tgz"):
         unpack(path, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+# ---- HEIC ------------------------------------------------------------------------------------------------------------
+@pytest.mark.extra("heic")
+def test_heic_is_read_as_other_formats_are(tmp_path):
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    array = np.kron(np.random.default_rng(0).integers(0, 255, (6, 8, 3)), np.ones((16, 16, 1))).astype(np.uint8)
+    for file in (tmp_path / "photo.heic", tmp_path / "misnamed.jpg"):
+        Image.fromarray(array).save(file, format="HEIF", quality=95)
+        got = decode_image(file)
+        assert got.shape == array.shape and np.abs(got.astype(int) - array).mean() < 12
+        for source in (file.read_bytes(), io.BytesIO(file.read_bytes())):
+            assert np.array_equal(decode_image(source), got)
+    assert min(decode_image(tmp_path / "photo.heic", short_side=48).shape[:2]) == 48
+    with pytest.raises(DecodeError, match="more than the 100 allowed"):
+        decode_image(tmp_path / "photo.heic", max_pixels=100)
+    with pytest.raises(DecodeError):
+        decode_image((tmp_path / "photo.heic").read_bytes()[:200])
+
+
+def test_a_missing_extra_for_heic_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    file = tmp_path / "photo.heic"
+    file.write_bytes(b"\x00\x00\x00\x1cftypheic" + bytes(100))
+    with pytest.raises(DecodeError, match=r'photo.heic: HEIC pictures need pillow-heif: pip install "fscil\[heic\]"'):
+        decode_image(file)

@@ -110,6 +110,16 @@ def test_left_out_scores_equal_a_space_that_never_saw_the_picture():
         torch.testing.assert_close(got[row], without.scores(shots[[row]])[0], rtol=1e-4, atol=1e-4)
 
 
+def test_base_pictures_left_out_are_left_out_of_covariances_and_background_too():
+    features, labels = clouds()
+    space = replace(KnownSpace.of(features, labels, 4, 0.3), background=0.4)
+    got = space.left_out_scores(features, labels, base=(len(labels), 4))
+    for row in range(0, len(labels), 7):
+        rest = torch.arange(len(labels)) != row
+        without = replace(KnownSpace.of(features[rest], labels[rest], 4, 0.3), background=0.4)
+        torch.testing.assert_close(got[row], without.scores(features[[row]])[0], rtol=1e-4, atol=1e-3)
+
+
 def test_a_class_of_one_picture_has_no_left_out_score():
     features, labels = clouds()
     space = KnownSpace.of(features, labels, 4)

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def notes() -> Iterator[None]:
-    """Notices of the library as lines on stderr, each once."""
+def notes() -> Iterator[list[str]]:
+    """Notices of the library as lines on stderr, each once; the list that is given has them too, as they come."""
     with warnings.catch_warnings():
         from fscil.teachable.recognition import Notice
 
         warnings.simplefilter("always", Notice)
         show = warnings.showwarning
-        said: set[str] = set()
+        said: list[str] = []
 
         def line(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
             if not issubclass(category, Notice):
                 show(message, category, *rest, **named)
             elif str(message) not in said:
-                said.add(str(message))
+                said.append(str(message))
                 print(f"note: {printable(message)}.", file=sys.stderr)
 
         warnings.showwarning = line
-        yield
+        yield said
 
 
 def open_model(path: Path, weights: str | None = None, device: str | None = None, quiet: bool = False) -> Teachable:

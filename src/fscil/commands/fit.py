@@ -11,7 +11,10 @@ PANEL = "Your own photos"
 
 
 def fit(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one folder of pictures per class.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR|CSV", help="A folder with one folder of pictures per class; or a CSV: path,label."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="MODEL", help="The model folder to make.")],
     method: Annotated[str, typer.Option("--method", "-m", help="See `fscil list methods`.")] = "smp",
     backbone: Annotated[
@@ -40,6 +43,9 @@ def fit(
     ] = 0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 2023,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="What was learned, and what there is to say, as JSON.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
 ) -> None:
     """Learn the classes of a folder of photos.
@@ -53,7 +59,7 @@ def fit(
 
     `fscil fit photos/base -o birds --backbone deit_tiny_patch16_224.fb_in1k --set options.epochs=5`
     """
-    from fscil.commands._shared import notes
+    from fscil.commands._shared import notes, print_json
     from fscil.errors import UserError
     from fscil.registry import PAPER_BACKBONE
     from fscil.strict import merge, parse_setting
@@ -70,7 +76,7 @@ def fit(
         raise UserError(f"--set head.{next(iter(of_head))} needs a head; choose one with --head NAME")
     from fscil.teachable.model import Teachable
 
-    with notes():
+    with notes() as said:
         clf = Teachable(
             method=method,
             backbone=backbone or PAPER_BACKBONE,
@@ -89,6 +95,9 @@ def fit(
         ).fit(folder)
         clf.save(output, embed=embed)
     facts = clf.calibration_
+    if as_json:
+        print_json({**clf.history_[-1], "calibration": facts, "bytes": clf.size_, "notes": said})
+        return
     print(f"learned {len(clf.classes_)} classes -> {output} ({size(clf.size_)})")
     if facts["held_out_accuracy"] is not None:
         print(f"accuracy on {facts['held_out']} held-out pictures: {percent(facts['held_out_accuracy'])}")

@@ -36,14 +36,16 @@ def info(model: Model, as_json: Annotated[bool, typer.Option("--json", help="As 
     `fscil info birds`
     """
     from fscil.commands._shared import columns, event_line, print_json, read_head
+    from fscil.teachable.health import model_notes
     from fscil.text import percent, size
 
     head = read_head(model)
     record, backbone = head.current.record, head.config["backbone"]
     facts = record["calibration"]
+    said = model_notes(facts, len(record["classes"]), backbone["name"])
     if as_json:
         history = [version.record["event"] for version in head.versions]
-        print_json({"config": head.config, "bytes": head.bytes, **record, "history": history})
+        print_json({"config": head.config, "bytes": head.bytes, **record, "history": history, "notes": said})
         return
     where = "embedded" if backbone["embedded"] else "not embedded: fetched by name, or given with --weights"
     trained = "trained" if head.config["trained"] else "not trained: the backbone is as it came"
@@ -60,6 +62,8 @@ def info(model: Model, as_json: Annotated[bool, typer.Option("--json", help="As 
         ("temperature", f"{facts['temperature']:.3g}"),
     ]
     print(columns(rows))
+    for text in said:
+        print(f"note: {text}.")
     print("\nhistory")
     for version in head.versions:
         print(f"  {event_line(version.record['event'])}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,19 +15,34 @@ from fscil.commands.teach import Device, Model, Quiet, Weights
 from fscil.text import percent
 
 if TYPE_CHECKING:
+    from fscil.teachable.model import Teachable
     from fscil.teachable.recognition import Recognition
+    from fscil.teachable.sorting import Sorted
 
 PANEL = "Your own photos"
 
 
 def predict(
     model: Model,
-    pictures: Annotated[list[Path], typer.Argument(metavar="FILES…", help="Pictures, or folders of pictures.")],
+    pictures: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILES…", help="Pictures, or folders of pictures.")
+    ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON list, with the best classes of each picture.")
+        bool,
+        typer.Option(
+            "--json", help="A JSON list, with the best classes of each picture; an object a line if watching."
+        ),
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV: file, label, confidence, unknown, error.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many classes --json lists per picture.")] = 5,
+    sort_into: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Copy each picture into a folder named like its class, in there.")
+    ] = None,
+    link: Annotated[bool, typer.Option("--link", help="With --sort-into: link instead of copying.")] = False,
+    move: Annotated[bool, typer.Option("--move", help="With --sort-into: move instead of copying.")] = False,
+    watch: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with pictures that come into this folder, until Ctrl-C.")
+    ] = None,
     weights: Weights = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -39,33 +56,98 @@ def predict(
     `fscil predict birds some.jpg more/*.jpg`
 
     `fscil predict birds photos/unsorted --csv > labels.csv`
+
+    `fscil predict birds photos/unsorted --sort-into photos/sorted`
+
+    `fscil predict birds --watch inbox --sort-into sorted`
     """
-    from fscil.commands._shared import columns, notes, open_model, print_json
+    from fscil.commands._shared import notes, open_model
     from fscil.data.pictures import expand
     from fscil.errors import UserError
-    from fscil.teachable.names import printable
+    from fscil.teachable.sorting import Sorted
+    from fscil.teachable.watching import arrivals
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")
-    files = expand(pictures)
+    if link and move:
+        raise UserError("--link and --move exclude each other.")
+    if (link or move) and sort_into is None:
+        raise UserError(f"--{'link' if link else 'move'} says how to sort; add --sort-into DIR.")
+    if not pictures and watch is None:
+        raise UserError("give pictures, folders of pictures, or --watch DIR.")
+    coming = arrivals(watch, sort_into) if watch is not None else iter(())
+    next(coming, None)  # from here on pictures are new
+    files = expand(pictures or [])
+    into = Sorted(sort_into, "link" if link else "move" if move else "copy") if sort_into is not None else None
+    show = _Answers("json" if as_json else "csv" if as_csv else "text", streaming=watch is not None)
     with notes():
-        found = open_model(model, weights, device, quiet).recognise(files, top)
-    if as_json:
-        print_json([item.entry(file) for file, item in zip(files, found)])
-    elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["file", "label", "confidence", "unknown", "error"])
-        for file, item in zip(files, found):
-            writer.writerow([printable(file), item.shown, f"{item.confidence:.4f}", item.unknown, item.error or ""])
-    else:
-        readable = [(file, item) for file, item in zip(files, found) if item.error is None]
-        if readable:
-            print(columns([(file, item.shown, _how_sure(item)) for file, item in readable], right=[2]))
-    unreadable = [(file, item.error) for file, item in zip(files, found) if item.error is not None]
-    for file, error in unreadable:
-        print(f"fscil: {printable(file)}: {printable(error)}", file=sys.stderr)
-    if unreadable:
+        clf = open_model(model, weights, device, quiet)
+        if files:
+            show(*_answered(clf, files, into, top))
+        try:
+            for fresh in coming:
+                if fresh:
+                    show(*_answered(clf.refresh(), fresh, into, top))
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+    if show.unreadable:
         raise typer.Exit(1)
+
+
+def _answered(clf: Teachable, files: list[Path], into: Sorted | None, top: int) -> tuple[list[Path], list[Recognition]]:
+    """Files and what they show; sorted as it goes, passing over what was sorted before."""
+    if into is None:
+        return files, clf.recognise(files, top)
+    from fscil.data.pictures import AT_ONCE
+
+    fresh = [file for file in files if file not in into]
+    if len(fresh) < len(files):
+        print(
+            f"{len(files) - len(fresh)} of {len(files)} pictures were sorted before and are passed over",
+            file=sys.stderr,
+        )
+    found: list[Recognition] = []
+    for start in range(0, len(fresh), AT_ONCE):
+        part = fresh[start : start + AT_ONCE]
+        answers = clf.recognise(part, top)
+        for file, item in zip(part, answers):
+            if item.error is None:
+                into.put(file, item.shown, item.confidence)
+        found += answers
+    return fresh, found
+
+
+class _Answers:
+    """Prints answers in one of three forms, all at once or as they come."""
+
+    def __init__(self, form: str, streaming: bool):
+        self.form, self.streaming, self.unreadable, self.began = form, streaming, False, False
+
+    def __call__(self, files: Sequence[Path], found: Sequence[Recognition]) -> None:
+        from fscil.commands._shared import columns, print_json
+        from fscil.teachable.names import printable
+
+        if self.form == "json" and self.streaming:
+            for file, item in zip(files, found):
+                print(json.dumps(item.entry(file)), flush=True)
+        elif self.form == "json":
+            print_json([item.entry(file) for file, item in zip(files, found)])
+        elif self.form == "csv":
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            if not self.began:
+                writer.writerow(["file", "label", "confidence", "unknown", "error"])
+            for file, item in zip(files, found):
+                writer.writerow([printable(file), item.shown, f"{item.confidence:.4f}", item.unknown, item.error or ""])
+        else:
+            readable = [(file, item) for file, item in zip(files, found) if item.error is None]
+            if readable:
+                print(columns([(file, item.shown, _how_sure(item)) for file, item in readable], right=[2]))
+        sys.stdout.flush()
+        self.began = True
+        for file, item in zip(files, found):
+            if item.error is not None:
+                self.unreadable = True
+                print(f"fscil: {printable(file)}: {printable(item.error)}", file=sys.stderr)
 
 
 def _how_sure(item: Recognition) -> str:
@@ -76,8 +158,16 @@ def _how_sure(item: Recognition) -> str:
 
 def evaluate(
     model: Model,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one folder of pictures per class.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR|CSV", help="A folder with one folder of pictures per class; or a CSV: path,label."),
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Everything as JSON, the whole confusion matrix too.")
+    ] = False,
+    matrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix into this PNG file.")
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
     weights: Weights = None,
     device: Device = None,
@@ -85,32 +175,56 @@ def evaluate(
 ) -> None:
     """Accuracy on labelled pictures. Folders that name no known class count as unknown pictures.
 
-    **Example**
+    **Examples**
 
     `fscil evaluate birds photos/test`
+
+    `fscil evaluate birds photos/test --matrix confusions.png`
     """
     from fscil.commands._shared import columns, notes, open_model, print_json
-    from fscil.data.pictures import class_folders
+    from fscil.data.pictures import labelled_files
+    from fscil.errors import UserError
     from fscil.teachable.assess import assess
     from fscil.teachable.lessons import left_out
 
-    files, labels = class_folders(folder)
-    with notes():
+    if matrix is not None and matrix.suffix.lower() != ".png":
+        raise UserError(f'--matrix "{matrix}" must end in .png.')
+    files, labels = labelled_files(folder)
+    with notes() as heard:
         clf = open_model(model, weights, device, quiet)
         if said := left_out(folder):
             clf.note(said)
         result = assess(clf, files, labels, skip_bad)
+    if matrix is not None:
+        _draw(result["matrix"], sum(info["base"] for info in clf.class_info_), matrix)
     if as_json:
-        print_json(result)
+        print_json({**result, "notes": heard})
         return
     rows = [(name, entry["pictures"], percent(entry["accuracy"])) for name, entry in result["classes"].items()]
     print(columns([("class", "pictures", "accuracy"), *rows], right=[1, 2]))
+    worst = [pair for pair in result["confusions"] if pair["pictures"] > 1][:WORST]
+    if worst:
+        rows = [(pair["class"], pair["taken_for"], pair["pictures"], percent(pair["share"])) for pair in worst]
+        print("\nmost often confused")
+        print(columns([("class", "taken for", "pictures", "of it"), *rows], right=[2, 3]))
     print()
     for key, title in TITLES.items():
         if result[key] is not None:
             print(f"{title:44} {percent(result[key])}")
 
 
+def _draw(matrix: Mapping[str, Any], base: int, path: Path) -> None:
+    import numpy as np
+
+    from fscil.evaluation.figures import confusion_matrix
+    from fscil.files import atomic_write
+    from fscil.teachable.names import printable
+
+    chart = confusion_matrix(np.array(matrix["counts"]), base, names=[printable(name) for name in matrix["classes"]])
+    atomic_write(path, chart.rendered("png"))
+
+
+WORST = 5  # pairs of classes that are named on the screen
 TITLES = {
     "accuracy": "accuracy",
     "base_accuracy": "accuracy of base classes",

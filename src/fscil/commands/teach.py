@@ -21,11 +21,17 @@ def learn(
     model: Model,
     pictures: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR|FILES…", help="A folder of class folders; or, with --class, pictures or folders."),
+        typer.Argument(
+            metavar="DIR|CSV|FILES…",
+            help="A folder of class folders, or a CSV (path,label); or, with --class, pictures or folders.",
+        ),
     ],
     name: Annotated[str | None, typer.Option("--class", "-c", metavar="NAME", help="What all pictures show.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Add pictures to classes that are known already.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="What was learned, and what there is to say, as JSON.")
+    ] = False,
     weights: Weights = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -40,7 +46,7 @@ def learn(
 
     `fscil learn birds --class heron --add more/*.jpg`
     """
-    from fscil.commands._shared import event_line, notes, open_model
+    from fscil.commands._shared import event_line, notes, open_model, print_json
     from fscil.commands._shared import read_head as read
     from fscil.teachable.lessons import left_out
     from fscil.teachable.names import check_class_names, printable
@@ -55,34 +61,43 @@ def learn(
     if again and not add and sys.stdin.isatty():
         said = ", ".join(f'"{printable(label)}" ({known[label]} pictures)' for label in again)
         add = typer.confirm(f"{said}: known already. Add these pictures?", err=True)
-    with notes():
+    with notes() as heard:
         clf = open_model(model, weights, device, quiet)
         clf.skip_bad = skip_bad
         if name is None and (unused := left_out(pictures[0])):
             clf.note(unused)
         with clf.editing():
             clf.learn(files, labels, add=add)
-    print(event_line(clf.history_[-1]))
+    if as_json:
+        print_json({**clf.history_[-1], "notes": heard})
+    else:
+        print(event_line(clf.history_[-1]))
 
 
 def _lesson(model: Path, pictures: list[Path], name: str | None) -> tuple[list[Path], list[str]]:
     """Files and labels; a folder that was surely meant otherwise is refused with the command for it."""
     import shlex
 
-    from fscil.data.pictures import class_folders, expand, files_in, label_name
+    from fscil.data.pictures import expand, files_in, is_table, label_name, labelled_files
     from fscil.errors import UserError
 
     def command(*words: object) -> str:
         return shlex.join(["fscil", "learn", str(model), *map(str, words)])
 
     if name is None:
-        if len(pictures) != 1 or not pictures[0].is_dir():
-            raise UserError("give one folder with a folder per class, or pictures together with --class NAME.")
+        if len(pictures) != 1 or not (pictures[0].is_dir() or is_table(pictures[0])):
+            raise UserError(
+                "give one folder with a folder per class, a CSV file (path,label), or pictures with --class NAME."
+            )
         (folder,) = pictures
-        if not any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir()) and files_in(folder):
+        if (
+            folder.is_dir()
+            and not any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
+            and files_in(folder)
+        ):
             one = command("--class", folder.resolve().name, folder)
             raise UserError(f'"{folder}" holds pictures and no class folders; to teach them as one class: {one}')
-        files, names = class_folders(folder)
+        files, names = labelled_files(folder)
         return files, [str(label_name(label)) for label in names]
     for folder in filter(Path.is_dir, pictures):
         inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and files_in(path)]

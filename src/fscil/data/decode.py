@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 MAX_PIXELS = 89_478_485  # a 256 MiB picture of 24 bits; also where Pillow begins to warn
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
+HEIF = ("HEIF",)  # what telephones write; read with pillow-heif
+HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
+SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif"))
 SHOWN = 50  # unreadable images that an error names
 
 
@@ -49,14 +51,17 @@ def decode_image(
     """
     name = str(source) if isinstance(source, str | os.PathLike) else "image"
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as picture:
+        formats = formats_of(_first_bytes(source))
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats) as picture:
             if picture.width * picture.height > max_pixels:
                 raise DecodeError(
                     f"{name}: {picture.width} x {picture.height} pixels are more than the {max_pixels} allowed"
                 )
             picture.load()  # raises where the data end early
             return picture_array(picture, short_side)
-    except (DecodeError, MemoryError):
+    except DecodeError as error:
+        raise DecodeError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+    except MemoryError:
         raise
     except Image.DecompressionBombError:  # Pillow's own limit, met before the size can be asked for
         raise DecodeError(f"{name}: more pixels than the {max_pixels} allowed") from None
@@ -66,6 +71,33 @@ def decode_image(
         raise DecodeError(f"{name}: not a picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged data
         raise DecodeError(f"{name}: {error or type(error).__name__}") from error
+
+
+def formats_of(head: bytes) -> tuple[str, ...]:
+    """The formats that a file with these first bytes may have; HEIF needs an extra, which is named where it is missing.
+
+    >>> formats_of(b"\\x89PNG") == FORMATS
+    True
+    """
+    if head[4:8] != b"ftyp" or head[8:12] not in HEIF_BRANDS:
+        return FORMATS
+    try:
+        import pillow_heif
+    except ImportError:
+        raise DecodeError('HEIC pictures need pillow-heif: pip install "fscil[heic]"') from None
+    pillow_heif.register_heif_opener()
+    return HEIF
+
+
+def _first_bytes(source: str | os.PathLike[str] | bytes | BinaryIO) -> bytes:
+    if isinstance(source, bytes):
+        return source[:12]
+    if isinstance(source, str | os.PathLike):
+        with open(source, "rb") as file:
+            return file.read(12)
+    head = source.read(12)
+    source.seek(-len(head), os.SEEK_CUR)
+    return head
 
 
 def picture_array(picture: Image.Image, short_side: int | None = None) -> np.ndarray:

@@ -5,12 +5,13 @@ Every walk through folders of pictures is here, so that all parts see the same f
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ class Pictures:
     kept: list[int]
     fingerprints: Tensor  # int64 (n,): equal for equal pixels
     bad: dict[int, str]  # position -> reason
+    names: list[str] = field(default_factory=list)  # what to call each, where that is known
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -78,6 +80,37 @@ def class_folders(root: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
     return [file for files in by_class.values() for file in files], [name for name in by_class for _ in by_class[name]]
 
 
+def labelled_files(source: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
+    """Files and class names of a folder of class folders, or of a table of them: a CSV file with the columns `path` (or
+    `file`) and `label`, whose paths start from where it lies."""
+    source = Path(source).expanduser()
+    if not is_table(source):
+        return class_folders(source)
+    try:
+        with open(source, encoding="utf-8-sig", newline="") as lines:
+            head = lines.readline()
+            lines.seek(0)
+            rows = list(csv.DictReader(lines, delimiter=";" if head.count(";") > head.count(",") else ","))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f'"{source}" cannot be read: {error}') from error
+    columns = {(name or "").strip().lower(): name for name in (rows[0] if rows else ())}
+    place = columns.get("path", columns.get("file"))
+    if place is None or "label" not in columns:
+        raise UserError(f'"{source}" needs a first line that names the columns path and label, and a line per picture.')
+    pairs = [((row[place] or "").strip(), (row[columns["label"]] or "").strip()) for row in rows]
+    for number, (path, label) in enumerate(pairs, start=2):
+        if not path or not label:
+            raise UserError(
+                f'line {number} of "{source}" has no {"label" if path else "path"}; add it or delete the line.'
+            )
+    return [source.parent / path for path, _ in pairs], [label for _, label in pairs]
+
+
+def is_table(source: str | os.PathLike[str]) -> bool:
+    """Whether this is a CSV file by its name."""
+    return Path(source).suffix.lower() == ".csv" and not Path(source).is_dir()
+
+
 def expand(paths: Iterable[Path]) -> list[Path]:
     """Files as they are, folders as the pictures in them."""
     files: list[Path] = []
@@ -104,9 +137,9 @@ def label_name(label: Any) -> Label:
 
 
 def pair(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
-    """(pictures, labels) from two sequences, from a folder of class folders, or from a dataset of pairs."""
+    """(pictures, labels) from two sequences, a folder of class folders, a CSV file, or a dataset of pairs."""
     if y is None and isinstance(X, (str, os.PathLike)):
-        X, y = class_folders(X)
+        X, y = labelled_files(X)
     elif y is None and isinstance(X, torch.utils.data.Dataset):
         pairs = _items(X)
         if not all(isinstance(item, (tuple, list)) and len(item) == 2 for item in pairs):

@@ -399,15 +399,23 @@ def _fisher_axes(axes: Axes, values: np.ndarray, logarithmic: bool, layers: np.n
 # ---------------------------------------------------------------------------------------------------------- single runs
 
 
-def confusion_matrix(counts: np.ndarray, base_classes: int, path: str | Path | None = None, stamp: str = "") -> Chart:
-    """Rows are true classes, columns predictions, each row in percent; a line parts base from new classes."""
+def confusion_matrix(
+    counts: np.ndarray,
+    base_classes: int,
+    path: str | Path | None = None,
+    stamp: str = "",
+    names: Sequence[str] = (),
+) -> Chart:
+    """Rows are true classes, columns predictions, each row in percent; a line parts base from new classes. `names` are
+    written beside them, and the figure grows with them."""
     counts = np.asarray(counts)
     share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     rows = [{"true": int(i), "predicted": int(j), "images": int(counts[i, j])} for i, j in zip(*np.nonzero(counts))]
     with style():
         from matplotlib.colors import PowerNorm
 
-        figure, grid = subplots(size=(COLUMN * 1.35, COLUMN * 1.15))
+        room = max(1.0, len(names) * 0.13 / COLUMN)  # inches that a line of small letters takes
+        figure, grid = subplots(size=(COLUMN * (room + 0.35), COLUMN * (room + 0.15)))
         axes = grid[0, 0]
         # a square-root scale lets rare confusions show beside the diagonal
         image = axes.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
@@ -417,6 +425,10 @@ def confusion_matrix(counts: np.ndarray, base_classes: int, path: str | Path | N
         axes.grid(False)
         axes.set_xlabel("predicted class")
         axes.set_ylabel("true class")
+        if len(names):
+            short = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
+            axes.set_xticks(range(len(names)), short, rotation=90, fontsize=6, parse_math=False)
+            axes.set_yticks(range(len(names)), short, fontsize=6, parse_math=False)
         bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=[0, 5, 20, 50, 100])
         bar.set_label("share of the true class (%)")
         bar.outline.set_visible(False)

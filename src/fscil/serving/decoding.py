@@ -26,7 +26,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from fscil.data.decode import FORMATS, DecodeError, decode_image, picture_array
+from fscil.data.decode import DecodeError, decode_image, formats_of, picture_array
 
 SECONDS = 10.0  # for one picture
 MEMORY = 380_000_000  # bytes that one picture may take, on top of an idle worker
@@ -58,7 +58,7 @@ def decode_bounded(data: bytes, short_side: int, max_pixels: int, aspect: float)
         raise DecodeError(f"image: more than {SCANS} scans")
     check_webp(data, max_pixels)
     try:
-        picture = Image.open(io.BytesIO(data), formats=FORMATS)
+        picture = Image.open(io.BytesIO(data), formats=formats_of(data))
     except Exception:
         return decode_image(data, max_pixels=max_pixels)  # says why
     with picture:
@@ -132,6 +132,8 @@ def loading_bytes(picture: Image.Image, passes: int, coefficients: int | None = 
     pixel = _PIXEL.get(picture.mode, 4)
     if picture.format == "WEBP":
         return 16 * pixels  # the canvas four times
+    if picture.format == "HEIF":
+        return 10 * pixels  # planes, and what they become
     if picture.format == "TIFF":
         return 3 * pixel * pixels  # a strip can be the whole picture, and turning it takes a copy
     if picture.format == "JPEG" and (passes > 1 or picture.info.get("progressive")):

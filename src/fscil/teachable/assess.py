@@ -53,6 +53,22 @@ def assess(clf: Teachable, pictures: Sequence[Any], labels: Sequence[Any], skip_
         "classes": {
             name: {"pictures": int(own.sum()), "accuracy": _share(right, own)} for name, own in of_class.items()
         },
+        **_confusions(number[known], probabilities.argmax(1)[known], names),
+    }
+
+
+def _confusions(truth: np.ndarray, answers: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """`confusions`: what is taken for what, most often first; `matrix`: pictures of each class (rows) by answer."""
+    matrix = np.zeros((len(names), len(names)), dtype=np.int64)
+    np.add.at(matrix, (truth, answers), 1)
+    pairs = [(int(matrix[a, b]), a, b) for a, b in zip(*np.nonzero(matrix)) if a != b]
+    worst = sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2]))
+    return {
+        "confusions": [
+            {"class": names[a], "taken_for": names[b], "pictures": n, "share": n / int(matrix[a].sum())}
+            for n, a, b in worst
+        ],
+        "matrix": {"classes": list(names), "counts": matrix.tolist()},
     }
 
 

@@ -46,6 +46,7 @@ class Knowledge:
     fingerprints: Tensor  # (n, 2): a picture's fingerprint and its label
     classes: list[dict[str, Any]]  # name, pictures, base, since
     calibration: dict[str, Any]
+    judged: tuple[Tensor, Tensor] | None = None  # answers to the pictures that calibrated last, and what they show
 
     # ---- learning ---------------------------------------------------------------------------------------------------
     @classmethod
@@ -120,6 +121,7 @@ class Knowledge:
         """Temperature and threshold from held-out base pictures, anew after every change, and how both do."""
         keep = self.held["labels"] >= 0
         labels, held = self.held["labels"][keep], self.held["features"][keep]
+        self.judged = None
         if not self.method.features_fixed:
             if self.calibration:  # the base's temperature and threshold are the best known
                 stale = dict.fromkeys(("held_out_accuracy", "held_out_rejection"))  # of features that have moved since
@@ -132,7 +134,7 @@ class Knowledge:
             logits, scores, labels = cross_validated(self.method, self.space, held, labels)
         else:
             logits, scores = self.judge_features(held.to(self.method.runtime.device))
-        count = len(labels)
+        count, self.judged = len(labels), (logits.argmax(1), labels) if len(labels) else None
         rejects = count > 0 and (self.space is not None or not self.method.features_fixed)
         threshold = rejection_threshold(scores, false_rejection) if rejects else None
         taught = self.taught["scores"]

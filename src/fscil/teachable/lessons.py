@@ -94,9 +94,16 @@ def read_lesson(
         named = ", ".join(name_of(X[position], position) for position in list(pictures.bad)[:5])
         note(f"{len(pictures.bad)} of {len(X)} pictures cannot be read and are left out: {named}")
     labels = [labels[position] for position in pictures.kept]
+    names = [_called(X[position], position) for position in pictures.kept]
     if not labels:
         raise UserError("none of the pictures can be read.")
     keep, notes = repeated(pictures.fingerprints, labels, dict(known or {}))
     for text in notes:
         note(text)
-    return replace(pictures, kept=keep, fingerprints=pictures.fingerprints[keep]), [labels[at] for at in keep]
+    once = dict(kept=keep, fingerprints=pictures.fingerprints[keep], names=[names[at] for at in keep])
+    return replace(pictures, **once), [labels[at] for at in keep]
+
+
+def _called(item: Any, position: int) -> str:
+    """What people call a picture: its file, else its place among those given, from 1 on."""
+    return os.path.basename(item) if isinstance(item, (str, os.PathLike)) else f"picture {position + 1}"

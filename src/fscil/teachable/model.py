@@ -33,6 +33,7 @@ from fscil.methods.making import make_method
 from fscil.runtime import Runtime
 from fscil.strict import build
 from fscil.teachable.folder import BACKBONE, ModelFolder
+from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
 from fscil.teachable.lessons import fitting_labels, labelled, left_out, pictures_of, read_lesson
 from fscil.teachable.names import check_class_names
@@ -155,9 +156,11 @@ class Teachable:
             kept = everything.select(held.nonzero().squeeze(1))
             knowledge = self.knowledge_ = Knowledge.of_base(method, plan.trains, task, kept, number[held])
             knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
+            features = method.features(task.images) if method.features_fixed else None
         now = timestamp()
         knowledge.count(pictures.fingerprints, number, names, True, now)
         self._finish("fit", {str(label): counts[label] for label in names}, now)
+        note_lesson(self, features, task.labels, [pictures.names[at] for at in training.tolist()])
         return self
 
     def learn(self, X: Any, y: Any = None, add: bool = False) -> Self:
@@ -187,9 +190,11 @@ class Teachable:
                 knowledge.method.learn(task)
                 knowledge.describe_taught(task)
                 knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
+                features = knowledge.method.features(pixels) if knowledge.method.features_fixed else None
             gained, now = Counter(labels), timestamp()
             knowledge.count(pictures.fingerprints, number, fresh, False, now)
             self._finish("learn", {str(label): gained[label] for label in gained}, now)
+        note_lesson(self, features, number, pictures.names)
         return self
 
     def forget(self, label: Label) -> Self:

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from fscil.evaluation.openset import auroc
 from fscil.maths.discriminant import discriminant, pooled_covariance, shrink
+from fscil.maths.leave_one_out import left_out_densities
 from fscil.maths.margins import cosine
 from fscil.maths.prototypes import class_means
 
@@ -118,15 +119,36 @@ class KnownSpace:
         background = 0.5 * _square(x - self.centre.to(wide), shrink(total, self.shrinkage))
         return x @ weights.T + biases - around[:, None], around, background
 
-    def left_out_scores(self, features: Tensor, labels: Tensor, relative: bool = True) -> Tensor:
-        """`scores` of pictures the means were made from, each as if its own class had been learned without it."""
-        result, counts = self.scores(features, relative), self.counts[labels]
-        without = (self.means[labels] * counts[:, None] - features) / (counts - 1).clamp(min=1)[:, None]
-        # one class per picture: the rest of the picture's own class; only the diagonal is wanted
-        others = replace(self, means=without, counts=(counts - 1).clamp(min=1)).scores(features, relative).diagonal()
-        # nothing is left of a class of one picture
-        result[torch.arange(len(labels)), labels] = torch.where(counts > 1, others, torch.full_like(others, torch.nan))
-        return result
+    def whitened(self, features: Tensor) -> tuple[Tensor, float]:
+        """(features whose distances are those of Mahalanobis, usual distance of two of one class: √(2 tr Σ⁻¹S))."""
+        wide = torch.float64 if features.device.type != "mps" else torch.float32
+        within = self.within.to(wide)
+        sigma = shrink(within, self.shrinkage)
+        white = torch.linalg.solve_triangular(torch.linalg.cholesky(sigma), features.to(wide).T, upper=False).T
+        return white, math.sqrt(2 * float(torch.linalg.solve(sigma, within).trace()))
+
+    def left_out_scores(
+        self, features: Tensor, labels: Tensor, relative: bool = True, base: tuple[int, int] | None = None
+    ) -> Tensor:
+        """`scores` of pictures the means were made from, each as if its own class had been learned without it.
+
+        `base`, (pictures, classes), is for base pictures: they are part of the covariances and of the background too.
+        NaN where nothing is left of a class.
+        """
+        nowhere = torch.zeros_like(self.means[:1])  # −½ xᵀΣ⁻¹x is the density of a class at the origin, known for sure
+        means, counts = torch.cat([self.means, nowhere]), torch.cat([self.counts.double(), torch.full((1,), torch.inf)])
+        own = (means, counts.to(means.device), self.within, self.shrinkage)
+        classes = left_out_densities(features, labels, *own, degrees=base and base[0] - base[1])
+        classes, around = classes[:, :-1], -classes[:, -1]
+        if not relative:
+            return classes.float()
+        if base is None:
+            total = self.terms(features)[2]
+        else:  # all base pictures as one class
+            everything = (self.centre[None], self.counts.new_tensor([base[0]]), self.total, self.shrinkage)
+            one = torch.zeros_like(labels)
+            total = -left_out_densities(features, one, *everything, gamma=0.0, degrees=base[0] - 1).squeeze(1)
+        return (classes + (self.background * total + (1 - self.background) * around)[:, None]).float()
 
 
 def choose_score(

@@ -1,0 +1,96 @@
+"""Pictures into folders by what they show: copied, linked or moved, never over another file, and resumable."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import filecmp
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from fscil.errors import UserError
+from fscil.files import atomic_path
+from fscil.teachable.names import printable
+
+How = Literal["copy", "link", "move"]
+ANSWERS = "answers.csv"  # what was sorted, in the folder it was sorted into
+COLUMNS = ("file", "label", "confidence", "placed")
+
+
+def folder_name(label: object) -> str:
+    """A class as the name of a folder, on any system.
+
+    >>> folder_name("and/or"), folder_name(".hidden"), folder_name("jay"), folder_name("a:b ")
+    ('and_or', '_hidden', 'jay', 'a_b')
+    """
+    name = re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", printable(label)).strip().rstrip(".")
+    return re.sub(r"^\.", "_", name)[:120] or "_"
+
+
+def place_file(file: Path, folder: Path, how: How = "copy") -> Path:
+    """Puts a picture into a folder and returns where it is; what lies there already under its name stays.
+
+    The same picture is not put there twice; another one of its name gets a number.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 100_000):
+        target = folder / (file.name if number == 1 else f"{file.stem}-{number}{file.suffix}")
+        if not os.path.lexists(target):
+            break
+        if target.exists() and filecmp.cmp(file, target, shallow=False):
+            if how == "move" and not target.samefile(file):
+                file.unlink()
+            return target
+    try:
+        if how == "link":
+            target.symlink_to(file.resolve())
+        else:
+            with atomic_path(target) as aside:
+                shutil.copyfile(file, aside)
+                shutil.copystat(file, aside)
+            if how == "move":
+                file.unlink()
+    except OSError as error:
+        raise UserError(f'cannot {how} "{file}" into "{folder}": {error.strerror or error}') from error
+    return target
+
+
+class Sorted:
+    """A folder that pictures are sorted into, with a table of them; one in the table is not asked about again."""
+
+    def __init__(self, folder: Path, how: How = "copy"):
+        self.folder, self.how = folder, how
+        self.table = folder / ANSWERS
+        self.done: set[str] = set()
+        with contextlib.suppress(FileNotFoundError), open(self.table, encoding="utf-8", newline="") as lines:
+            rows = csv.DictReader(lines)
+            if tuple(rows.fieldnames or ()) != COLUMNS:
+                raise UserError(f'"{self.table}" is no table of sorted pictures; choose another --sort-into.')
+            self.done = {row["file"] for row in rows if row["placed"]}
+
+    def __contains__(self, file: Path) -> bool:
+        return printable(file.resolve()) in self.done
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[csv.Writer]:
+        """The table, to add lines to; each is on disk when the block ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fresh = not self.table.exists()
+        with open(self.table, "a", encoding="utf-8", newline="") as lines:
+            writer = csv.writer(lines)
+            if fresh:
+                writer.writerow(COLUMNS)
+            yield writer
+
+    def put(self, file: Path, label: str, confidence: float) -> Path:
+        """Sorts one picture under what it shows."""
+        name = printable(file.resolve())
+        placed = place_file(file, self.folder / folder_name(label), self.how)
+        with self.writing() as table:
+            table.writerow([name, label, f"{confidence:.4f}", printable(placed.relative_to(self.folder))])
+        self.done.add(name)
+        return placed
