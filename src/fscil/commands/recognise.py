@@ -40,13 +40,15 @@ def predict(
 
     `fscil predict birds photos/unsorted --csv > labels.csv`
     """
-    from fscil.commands._shared import columns, notes, open_model, print_json
-    from fscil.data.pictures import expand
+    from fscil.commands._shared import check_model, columns, notes, open_model, print_json
     from fscil.errors import UserError
     from fscil.teachable.names import printable
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")
+    check_model(model, weights)
+    from fscil.data.pictures import expand
+
     files = expand(pictures)
     with notes():
         found = open_model(model, weights, device, quiet).recognise(files, top)
@@ -89,7 +91,9 @@ def evaluate(
 
     `fscil evaluate birds photos/test`
     """
-    from fscil.commands._shared import columns, notes, open_model, print_json
+    from fscil.commands._shared import check_model, columns, notes, open_model, print_json
+
+    check_model(model, weights)
     from fscil.data.pictures import class_folders
     from fscil.teachable.assess import assess
     from fscil.teachable.lessons import left_out
