@@ -9,6 +9,7 @@ A command module imports nothing heavy at its top (`fscil --help` imports them a
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 from typing import Annotated
@@ -61,6 +62,9 @@ _add_commands()
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. A UserError is one line on stderr and exit status 2."""
+    # Before torch is imported: threads that wait for the next small matrix sleep instead of spinning. On a machine that
+    # is busy with other things, spinning takes the cores from those who have work (benchmarks/startup.py).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(arguments)
     except UserError as error:

@@ -65,6 +65,7 @@ class BackboneEntry:
     summary: str
 
 
+SHIPPED_BACKBONES = ("glyph_vit_a", "glyph_vit_b")  # with the package, weights included
 PAPER_BACKBONE = "vit_base_patch16_224.augreg_in21k_ft_in1k"
 
 _SMP = "fscil.methods.smp.method:SMP"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -479,3 +480,43 @@ def test_looking_at_a_model_needs_no_torch(original):
         "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_weights_that_moved_are_named_before_anything_heavy_is_imported(photos, tmp_path):
+    """A model that was fitted with --weights FILE, and FILE is gone: where it was, and the option that helps."""
+    import timm
+    import torch
+    from safetensors.torch import save_file
+
+    with torch.random.fork_rng():
+        vit = timm.create_model("deit_tiny_patch16_224", num_classes=0)
+    old, new, model = tmp_path / "old.safetensors", tmp_path / "new.safetensors", tmp_path / "model"
+    save_file(vit.state_dict(), old)
+    chosen = ["--backbone", "deit_tiny_patch16_224.fb_in1k", "--weights", old, "--train", "never", "-q"]
+    assert run("fit", photos / "base", "-o", model, *chosen) == 0
+    old.rename(new)
+    picture = next((photos / "test").rglob("*.png"))
+    code = """
+import sys
+from fscil import cli
+try:
+    cli.main(sys.argv[1:])
+finally:
+    print([name for name in ("torch", "numpy", "PIL") if name in sys.modules])
+"""
+    lines = [
+        ["predict", model, picture],
+        ["evaluate", model, photos / "test"],
+        ["learn", model, photos / "new"],
+        ["export", model, "--to", "timm"],
+        ["serve", model],
+        ["app", model],
+    ]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "nothing fetched")}
+    for line in lines:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, line)], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 2 and done.stdout.strip() == "[]", done.stdout + done.stderr
+        assert f'were in "{old}", which is not there any more' in done.stderr and "--weights FILE" in done.stderr
+    assert run("predict", model, picture, "--weights", new) == 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from fscil.backbones.huggingface import from_huggingface
+from fscil.backbones.plain_vit import PlainShape, PlainViT
 from fscil.backbones.vit import Backbone
 from fscil.data.transforms import NORMALISATIONS
 from fscil.errors import UserError, nearest
+from fscil.registry import BACKBONES
 
+PLAIN_MODULES = ("vision_transformer", "deit")  # of timm.models: where its plain ViTs are
 GLYPH_VITS: dict[str, dict[str, Any]] = {
     "glyph_vit_a": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
     "glyph_vit_b": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
@@ -31,9 +35,7 @@ def make_backbone(
     import timm
 
     architecture, _, tag = name.partition(".")
-    if not timm.is_model(architecture):
-        choices = [*GLYPH_VITS, *timm.list_models("*vit*"), *timm.list_models("deit*")]
-        raise UserError(f'backbone "{name}" is not a timm model.{nearest(architecture, choices)}')
+    _check_architecture(name, architecture)
     if pretrained and weights is None and not tag:
         tags = timm.list_pretrained(f"{architecture}.*")
         raise UserError(
@@ -66,15 +68,43 @@ def make_backbone(
     return Backbone(vit, name, mean, std)
 
 
+def _check_architecture(name: str, architecture: str) -> None:
+    """Refuses names that timm does not know, with the name that was most likely meant, and models that are no ViT."""
+    import timm
+
+    if not timm.is_model(architecture):
+        plain = [arch for module in PLAIN_MODULES for arch in timm.list_models(module=module, pretrained=True)]
+        longer = [known for known in (*BACKBONES, *sorted(plain, key=len)) if known.startswith(name)]
+        meant = f' Did you mean "{longer[0]}"?' if longer else nearest(name, [*BACKBONES, *plain])
+        raise UserError(f'backbone "{name}" is not a timm model.{meant}')
+    home = timm.model_entrypoint(architecture).__module__
+    if home.startswith("timm.models.") and home.removeprefix("timm.models.") not in PLAIN_MODULES:
+        raise UserError(
+            f'backbone "{name}" is not a plain ViT, and only those can be used here: ViT, DeiT, DINO, DINOv2, CLIP and '
+            "SigLIP image towers; some are listed by: fscil list backbones"
+        )
+
+
 def _glyph_backbone(name: str, weights: str | Path | None) -> Backbone:
     from importlib.resources import as_file, files
 
-    from timm.models.vision_transformer import VisionTransformer
-
-    vit = VisionTransformer(num_classes=0, **GLYPH_VITS[name])
+    sizes = GLYPH_VITS[name]
+    shape = PlainShape(**sizes, mlp_dim=4 * sizes["embed_dim"])
     with as_file(files("fscil.backbones") / "weights" / f"{name}.safetensors") as shipped:
-        load_weights(vit, weights or shipped)
-    return Backbone(vit, name)
+        return plain_backbone(name, shape, weights or shipped)
+
+
+def plain_backbone(
+    name: str,
+    shape: PlainShape,
+    weights: str | Path,
+    mean: Sequence[float] = (0.0, 0.0, 0.0),
+    std: Sequence[float] = (1.0, 1.0, 1.0),
+) -> Backbone:
+    """A plain ViT of known shape with the weights of a file, without timm."""
+    vit = PlainViT.skeleton(shape)
+    load_weights(vit, weights)
+    return Backbone(vit, name, mean, std)
 
 
 def _require_hub(repo: str) -> None:
@@ -120,4 +150,5 @@ def load_weights(vit: nn.Module, path: str | Path) -> None:
             f'--weights "{path}" is of another architecture: it {"; ".join(details)}. '
             "Choose the backbone it was made for."
         )
-    vit.load_state_dict({k: v.to(wanted[k].dtype) for k, v in tensors.items()})
+    bare = any(tensor.is_meta for tensor in wanted.values())  # a skeleton: it takes over copies of the tensors
+    vit.load_state_dict({k: v.to(wanted[k].dtype, copy=bare) for k, v in tensors.items()}, assign=bare)

@@ -39,7 +39,19 @@ def notes() -> Iterator[list[str]]:
         yield said
 
 
+def check_model(path: Path, weights: str | None = None) -> Head:
+    """The head of a model; refuses what it alone shows cannot be opened, before anything heavy is imported."""
+    from fscil.teachable.folder import ModelFolder
+    from fscil.teachable.weights import find_weights
+
+    folder = ModelFolder(path)
+    head = folder.read()
+    find_weights(folder, head, weights)
+    return head
+
+
 def open_model(path: Path, weights: str | None = None, device: str | None = None, quiet: bool = False) -> Teachable:
+    check_model(path, weights)
     from fscil.teachable.model import Teachable
 
     verbose = sys.stderr.isatty() and not quiet

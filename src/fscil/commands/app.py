@@ -36,10 +36,11 @@ def app(
 
     `fscil app birds --host 0.0.0.0 --password-file secret.txt`
     """
-    from fscil.commands._shared import read_head
+    from fscil.commands._shared import check_model
+
+    check_model(model, weights)
     from fscil.serving.page import serve
 
-    read_head(model)  # a folder that is no model is said at once, before anything heavy is imported
     password = read_password(password_file)
     serve(
         model,

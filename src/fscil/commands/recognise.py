@@ -61,8 +61,7 @@ def predict(
 
     `fscil predict birds --watch inbox --sort-into sorted`
     """
-    from fscil.commands._shared import notes, open_model
-    from fscil.data.pictures import expand
+    from fscil.commands._shared import check_model, notes, open_model
     from fscil.errors import UserError
     from fscil.teachable.sorting import Sorted
     from fscil.teachable.watching import arrivals
@@ -75,6 +74,9 @@ def predict(
         raise UserError(f"--{'link' if link else 'move'} says how to sort; add --sort-into DIR.")
     if not pictures and watch is None:
         raise UserError("give pictures, folders of pictures, or --watch DIR.")
+    check_model(model, weights)
+    from fscil.data.pictures import expand
+
     coming = arrivals(watch, sort_into) if watch is not None else iter(())
     next(coming, None)  # from here on pictures are new
     files = expand(pictures or [])
@@ -181,7 +183,9 @@ def evaluate(
 
     `fscil evaluate birds photos/test --matrix confusions.png`
     """
-    from fscil.commands._shared import columns, notes, open_model, print_json
+    from fscil.commands._shared import check_model, columns, notes, open_model, print_json
+
+    check_model(model, weights)
     from fscil.data.pictures import labelled_files
     from fscil.errors import UserError
     from fscil.teachable.assess import assess

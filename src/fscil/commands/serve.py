@@ -38,8 +38,10 @@ def serve(
 
     `fscil serve birds --host 0.0.0.0 --token-file token.txt`
     """
+    from fscil.commands._shared import check_model
     from fscil.errors import UserError
 
+    check_model(model, weights)
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401

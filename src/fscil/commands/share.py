@@ -30,7 +30,9 @@ def export(
 
     `fscil export birds --to timm -o birds-timm`
     """
-    from fscil.commands._shared import notes, open_model
+    from fscil.commands._shared import check_model, notes, open_model
+
+    check_model(model, weights)
     from fscil.teachable.export import default_path, exporter
     from fscil.text import size
 

@@ -46,13 +46,13 @@ def learn(
 
     `fscil learn birds --class heron --add more/*.jpg`
     """
-    from fscil.commands._shared import event_line, notes, open_model, print_json
-    from fscil.commands._shared import read_head as read
+    from fscil.commands._shared import check_model, event_line, notes, open_model, print_json
+
+    head = check_model(model, weights)
     from fscil.teachable.lessons import left_out
     from fscil.teachable.names import check_class_names, printable
 
-    known = {str(info["name"]): info["pictures"] for info in read(model).current.record["classes"]}
-
+    known = {str(info["name"]): info["pictures"] for info in head.current.record["classes"]}
     if name is not None:
         check_class_names([name], known)
     files, labels = _lesson(model, pictures, name)

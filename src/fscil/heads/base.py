@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fscil.errors import UserError
 from fscil.maths.prototypes import class_means
@@ -65,6 +66,27 @@ class Linear(NamedTuple):
     weights: Tensor
     biases: Tensor
     unit: bool
+
+
+class LinearScores(nn.Module):
+    """`Linear` as a module: features (n, d) in float64 -> scores (n, classes).
+
+    >>> LinearScores(Linear(torch.eye(2), torch.zeros(2), unit=True))(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]])
+    """
+
+    weights: Tensor
+    biases: Tensor
+
+    def __init__(self, linear: Linear):
+        super().__init__()
+        self.register_buffer("weights", linear.weights)
+        self.register_buffer("biases", linear.biases)
+        self.unit = linear.unit
+
+    def forward(self, features: Tensor) -> Tensor:
+        directions = F.normalize(features, dim=1) if self.unit else features
+        return directions @ self.weights.T + self.biases
 
 
 class Head(nn.Module):
@@ -115,6 +137,11 @@ class Head(nn.Module):
     def linear(self) -> Linear | None:
         """The scores as a linear layer, for exports; None where they are not linear."""
         return None
+
+    def scorer(self) -> nn.Module | None:
+        """The scores as a module of matrix products in float64, for exports; None where they are no such thing."""
+        linear = self.linear()
+        return LinearScores(linear) if linear is not None else None
 
     @classmethod
     def views_per_shot(cls, options: Any, shots: int) -> int:

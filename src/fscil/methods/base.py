@@ -105,6 +105,11 @@ class Method(nn.Module):
         """The adapters under which one pass of the backbone gives the features; None where there are none such."""
         return None
 
+    @property
+    def unit_spaces(self) -> LoRA | None:
+        """The adapter sets whose features, each of unit length, one after the other are the features; None: not so."""
+        return None
+
     def view_features(self, images: Pixels, positions: Tensor, keys: Tensor) -> Tensor:
         """Features of augmented views: of the images at `positions`, each with its augmentation key."""
         size = self.runtime.batch_size_eval

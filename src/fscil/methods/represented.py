@@ -180,6 +180,10 @@ class Headed(Represented):
     def plain_adapters(self) -> LoRA | None:
         return self.inner.plain_adapters
 
+    @property
+    def unit_spaces(self) -> LoRA | None:
+        return self.inner.unit_spaces
+
     def trainable_parameters(self) -> int:
         return self.inner.trainable_parameters()
 

@@ -44,11 +44,13 @@ from fscil.teachable.starting import (
     check_parameters,
     describe_backbone,
     open_backbone,
+    reopen_backbone,
     short_side,
     start_runtime,
     transform_for,
 )
 from fscil.teachable.versions import Versions
+from fscil.teachable.weights import find_weights
 
 KEPT_PARAMETERS = ("held_out", "false_rejection", "unknown", "skip_bad", "thumbnails")
 
@@ -336,16 +338,18 @@ class Teachable:
             clf.transform_ = build(Transform, config["transform"], "transform.")
         except (KeyError, TypeError) as error:
             raise UserError(f'"{folder.path / "model.json"}" is not the head of a model (lacks {error}).') from error
-        if backbone is None and weights is None and chosen["embedded"]:
-            weights = folder.checked(head, BACKBONE)
-        elif weights is None and chosen["weights"] and Path(chosen["weights"]).is_file():
-            weights = chosen["weights"]
         clf.runtime_ = start_runtime(device, precision, clf.seed, verbose)
-        clf.backbone_ = open_backbone(backbone or chosen["name"], weights, chosen["image_size"], clf.runtime_)
+        if backbone is not None:
+            clf.backbone_ = backbone.prepare(clf.runtime_)
+        else:
+            if weights is None and chosen["embedded"]:
+                folder.checked(head, BACKBONE)
+            clf.backbone_ = reopen_backbone(chosen, find_weights(folder, head, weights), clf.runtime_)
         if clf.backbone_.hash != chosen["hash"]:
+            once = f', from "{chosen["weights"]}"' if chosen["weights"] else ""
             raise UserError(
                 f'the weights of backbone "{chosen["name"]}" here have hash {clf.backbone_.hash}, the model was fitted '
-                f"on {chosen['hash']}; pass the same file with --weights."
+                f"on {chosen['hash']}{once}; pass the same file with --weights."
             )
         clf.config_, clf._versions = config, Versions()
         clf._versions.adopt(folder, head, tensors)
