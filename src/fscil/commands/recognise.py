@@ -20,12 +20,22 @@ PANEL = "Your own photos"
 
 def predict(
     model: Model,
-    pictures: Annotated[list[Path], typer.Argument(metavar="FILES…", help="Pictures, or folders of pictures.")],
+    pictures: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES…", help="Pictures, or folders of pictures; with --out also lists and URLs."),
+    ],
     as_json: Annotated[
         bool, typer.Option("--json", help="A JSON list, with the best classes of each picture.")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV: file, label, confidence, unknown, error.")] = False,
-    top: Annotated[int, typer.Option(min=1, help="How many classes --json lists per picture.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="How many classes --json and --out list per picture.")] = 5,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|URL", help="For very many pictures: write a folder of Parquet files, restartable."),
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="local|ray", help="Who answers with --out.")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Workers of --engine ray; default: one per GPU or core.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster; default: this machine.")] = None,
     weights: Weights = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -34,20 +44,33 @@ def predict(
 
     Pictures that cannot be read are named on stderr; the exit status is then 1.
 
+    With `--out`, answers go into numbered Parquet files. Pictures may then also be a list (.txt, .csv) or a URL that
+    fsspec reads (s3://…, http://…), and `--engine ray` spreads them over a cluster. Whatever was interrupted, the same
+    command does what is missing; pictures that could not be read have their reason in the column `error`.
+
     **Examples**
 
     `fscil predict birds some.jpg more/*.jpg`
 
     `fscil predict birds photos/unsorted --csv > labels.csv`
+
+    `fscil predict birds s3://bucket/photos --out answers.parquet --engine ray`
     """
     from fscil.commands._shared import columns, notes, open_model, print_json
     from fscil.data.pictures import expand
     from fscil.errors import UserError
     from fscil.teachable.names import printable
 
-    if as_json and as_csv:
-        raise UserError("--json and --csv exclude each other.")
-    files = expand(pictures)
+    if (as_json, as_csv, out is not None).count(True) > 1:
+        raise UserError("--json, --csv and --out exclude one another.")
+    if out is not None:
+        _predict_all(model, pictures, out, engine, workers, address, top, weights, device, quiet)
+        return
+    if (engine, workers, address) != ("local", None, None):
+        raise UserError("--engine, --workers and --address are for very many pictures: add --out results.parquet.")
+    if url := next((name for name in pictures if "://" in name), None):
+        raise UserError(f'"{url}" is a URL; add --out results.parquet to recognise what is there.')
+    files = expand(map(Path, pictures))
     with notes():
         found = open_model(model, weights, device, quiet).recognise(files, top)
     if as_json:
@@ -66,6 +89,29 @@ def predict(
         print(f"fscil: {printable(file)}: {printable(error)}", file=sys.stderr)
     if unreadable:
         raise typer.Exit(1)
+
+
+def _predict_all(
+    model: Path,
+    sources: list[str],
+    out: str,
+    engine: str,
+    workers: int | None,
+    address: str | None,
+    top: int,
+    weights: str | None,
+    device: str | None,
+    quiet: bool,
+) -> None:
+    from fscil.commands._shared import notes
+    from fscil.serving.bulk import ModelAt, make_engine, recognise_all
+
+    with notes():
+        chosen = make_engine(engine, workers, address)
+        done = recognise_all(ModelAt(str(model), weights, device), sources, out, chosen, top=top, quiet=quiet)
+    unreadable = f", {done.unreadable} of which could not be read (column error)" if done.unreadable else ""
+    before = done.pictures - done.answered
+    print(f"{out}: {done.answered} pictures answered{unreadable}" + (f"; {before} were there before" if before else ""))
 
 
 def _how_sure(item: Recognition) -> str:
