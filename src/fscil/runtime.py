@@ -215,3 +215,20 @@ def _join_processes(device: str):
     from accelerate import Accelerator
 
     return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
+
+
+def start_ray(address: str | None) -> tuple[Any, bool]:
+    """Ray, connected to a cluster or to one of this machine; and whether this call started it."""
+    try:
+        import ray
+    except ImportError:
+        raise UserError('--engine ray needs Ray; pip install "fscil[cluster]"') from None
+    if ray.is_initialized():
+        return ray, False
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    settings |= {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address=address, **settings)
+    except ConnectionError as error:
+        raise UserError(f'--address "{address}": no Ray cluster answers there ({error})') from error
+    return ray, True
