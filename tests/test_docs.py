@@ -115,6 +115,8 @@ OF_ANOTHER = {  # options that a page names though they are another command's
     ("app", "--thumbnails"): "fit",
     ("evaluate", "--false-rejection"): "fit",
     ("info", "--weights"): "predict",
+    ("leaderboard", "--limit"): "run",
+    ("leaderboard", "--fast"): "run",
     ("report", "--limit"): "run",
     ("report", "--fast"): "run",
     ("report", "--set"): "run",

@@ -260,9 +260,9 @@ def evaluate(
     print(columns([("class", "pictures", "accuracy"), *rows], right=[1, 2]))
     worst = [pair for pair in result["confusions"] if pair["pictures"] > 1][:WORST]
     if worst:
-        rows = [(pair["class"], pair["taken_for"], pair["pictures"], percent(pair["share"])) for pair in worst]
+        pairs = [(pair["class"], pair["taken_for"], pair["pictures"], percent(pair["share"])) for pair in worst]
         print("\nmost often confused")
-        print(columns([("class", "taken for", "pictures", "of it"), *rows], right=[2, 3]))
+        print(columns([("class", "taken for", "pictures", "of it"), *pairs], right=[2, 3]))
     print()
     for key, title in TITLES.items():
         if result[key] is not None:

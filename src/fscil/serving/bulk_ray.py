@@ -45,8 +45,9 @@ class RayEngine:
             context.enable_progress_bars = False  # parts are counted by the caller
             context.execution_options.preserve_order = False
             rows = [{"number": part.number, "files": part.files} for part in work.missing]
+            worker: Any = Worker  # a class is what `map` keeps open; its types know functions only
             answers = data.from_items(rows, override_num_blocks=len(rows)).map(
-                Worker,
+                worker,
                 fn_constructor_args=(model, work.output, top),
                 compute=data.ActorPoolStrategy(size=workers),
                 num_cpus=1,

@@ -97,7 +97,8 @@ def _replace(process: BaseProcess, running: dict[BaseProcess, float], context: A
     process.join()
     lived = time.monotonic() - running.pop(process)
     mark_process_dead(process.pid)
-    how = f"was killed by signal {-process.exitcode}" if (process.exitcode or 0) < 0 else "ended"
+    status = process.exitcode or 0
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     if lived < QUICK:
         raise UserError(f"a worker {how} {lived:.0f} s after its start; without --workers the reason is shown.")
     print(f"fscil: a worker {how}; another takes its place.", file=sys.stderr, flush=True)

@@ -100,8 +100,8 @@ def read_lesson(
     keep, notes = repeated(pictures.fingerprints, labels, dict(known or {}))
     for text in notes:
         note(text)
-    once = dict(kept=keep, fingerprints=pictures.fingerprints[keep], names=[names[at] for at in keep])
-    return replace(pictures, **once), [labels[at] for at in keep]
+    once = replace(pictures, kept=keep, fingerprints=pictures.fingerprints[keep], names=[names[at] for at in keep])
+    return once, [labels[at] for at in keep]
 
 
 def _called(item: Any, position: int) -> str:

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fscil.errors import UserError
 from fscil.files import atomic_path
@@ -76,7 +76,7 @@ class Sorted:
         return printable(file.resolve()) in self.done
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[csv.Writer]:
+    def writing(self) -> Iterator[Any]:
         """The table, to add lines to; each is on disk when the block ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh = not self.table.exists()

@@ -61,8 +61,9 @@ class Preparation(nn.Module):
         scale = reduced / resized
         begin = (torch.floor(skip * scale - RADIUS * scale.clamp(min=1)) - 1).clamp(min=0)
         reducing = pillow_weights(side, reduced, number, begin, self.window)
-        numbers = (value.float() for value in (-begin, reduced))
-        cutting = resampling_matrix(*numbers, self.window, resized.float(), skip.float(), size, "bicubic")
+        cutting = resampling_matrix(
+            -begin.float(), reduced.float(), self.window, resized.float(), skip.float(), size, "bicubic"
+        )
         return reducing, cutting
 
 
