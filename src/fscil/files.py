@@ -95,7 +95,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f'cannot read "{path}": {error.strerror or error}') from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f'"{path}" is not a JSON file: {error}') from error
     if not isinstance(data, dict):
         raise UserError(f'"{path}" was not written by fscil: it holds no JSON object')

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fscil.serving.host import Host
 
 SHOWN_ALIKE = 3  # known pictures beside an answer, where small copies are kept
+SHORTEST_PASSWORD = 8  # characters
 WRONG_PASSWORD = 1.0  # seconds that a wrong password costs; one is tried at a time
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 # Gradio has many more addresses (its API's description, a proxy, development); the page needs these.
@@ -375,8 +376,8 @@ def serve(
             f'--host "{address}" can be reached by others, so it needs a password: --password-file FILE, '
             "or the environment variable FSCIL_PASSWORD."
         )
-    if password is not None and len(password) < 8:
-        raise UserError("the password is too short; 8 characters are the least.")
+    if password is not None and len(password) < SHORTEST_PASSWORD:
+        raise UserError(f"the password is too short; {SHORTEST_PASSWORD} characters are the least.")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with contextlib.ExitStack() as stack:
         stack.enter_context(upload_folder())

@@ -74,7 +74,7 @@ class Knowledge:
                 "labels": torch.cat([self.taught["labels"], task.labels[taught]]),
             }
 
-    def keep_thumbnails(self, task: Task, per_class: int, lesson: str) -> None:
+    def keep_thumbnails(self, task: Task, per_class: int) -> None:
         """Small copies of the first pictures of each class in a lesson, if that was chosen."""
         if not per_class or not self.method.features_fixed:
             return
@@ -83,8 +83,9 @@ class Knowledge:
         chosen = (rank < per_class).nonzero().squeeze(1)
         view = Pixels(task.images.store, Transform(THUMBNAIL, resize=THUMBNAIL), indices=task.images.indices[chosen])
         features = self.method.features(task.images)
+        lesson = 1 + max(map(int, self.thumbnails), default=0)  # not the number of versions: history can be dropped
         self.thumbnails = self.thumbnails | {
-            lesson: {
+            f"{lesson:04d}": {
                 "pixels": (view.plain() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous(),
                 "features": features[chosen.to(features.device)].cpu(),
                 "labels": labels[chosen].clone(),

@@ -157,8 +157,12 @@ class Teachable:
                 self.config_["options"]["shrinkage"] = method.options.shrinkage
             kept = everything.select(held.nonzero().squeeze(1))
             knowledge = self.knowledge_ = Knowledge.of_base(method, plan.trains, task, kept, number[held])
+<<<<<<< HEAD
             knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
             features = method.features(task.images) if method.features_fixed else None
+=======
+            knowledge.keep_thumbnails(task, self.thumbnails)
+>>>>>>> types
         now = timestamp()
         knowledge.count(pictures.fingerprints, number, names, True, now)
         self._finish("fit", {str(label): counts[label] for label in names}, now)
@@ -191,8 +195,12 @@ class Teachable:
             with knowledge.method.remembering():
                 knowledge.method.learn(task)
                 knowledge.describe_taught(task)
+<<<<<<< HEAD
                 knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
                 features = knowledge.method.features(pixels) if knowledge.method.features_fixed else None
+=======
+                knowledge.keep_thumbnails(task, self.thumbnails)
+>>>>>>> types
             gained, now = Counter(labels), timestamp()
             knowledge.count(pictures.fingerprints, number, fresh, False, now)
             self._finish("learn", {str(label): gained[label] for label in gained}, now)
@@ -443,10 +451,6 @@ class Teachable:
             raise NotFittedError("this model is not fitted yet; call fit, or open one with load.")
 
     # ---- versions ---------------------------------------------------------------------------------------------------
-    def _lesson(self) -> str:
-        """The name that the present lesson's thumbnails are kept under."""
-        return f"{len(self._versions) + 1:04d}"
-
     def _finish(self, action: str, classes: dict[str, int], when: str) -> None:
         """Calibrates and makes the present state a version."""
         knowledge = self.knowledge_
