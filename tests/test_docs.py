@@ -103,12 +103,7 @@ def test_what_a_page_cites_of_the_code_exists(page):
 
 def test_a_citation_that_leads_nowhere_is_found():
     text = "`heads/mpcc.py`: `SMP._describe_base`, `Prompted.encode`, `no_such_name` · `maths/gone.py`"
-<<<<<<< HEAD
-    text += " `embeddings.nothing`"
-    text += "\n`maths/calibrating.py nothing` `head.nothing` `FOSTER.logits` `ASP.scale` `L2P.task`"
-=======
     text += "\n`embeddings.nothing` `maths/calibrating.py nothing` `head.nothing` `FOSTER.logits` `L2P.task`"
->>>>>>> types
     wrong = ["SMP._describe_base", "no_such_name", "maths/gone.py", "embeddings.nothing"]
     assert wrong_citations(text) == [*wrong, "maths/calibrating.py nothing", "head.nothing"]
 

@@ -157,12 +157,8 @@ class Teachable:
                 self.config_["options"]["shrinkage"] = method.options.shrinkage
             kept = everything.select(held.nonzero().squeeze(1))
             knowledge = self.knowledge_ = Knowledge.of_base(method, plan.trains, task, kept, number[held])
-<<<<<<< HEAD
-            knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
-            features = method.features(task.images) if method.features_fixed else None
-=======
             knowledge.keep_thumbnails(task, self.thumbnails)
->>>>>>> types
+            features = method.features(task.images) if method.features_fixed else None
         now = timestamp()
         knowledge.count(pictures.fingerprints, number, names, True, now)
         self._finish("fit", {str(label): counts[label] for label in names}, now)
@@ -195,12 +191,8 @@ class Teachable:
             with knowledge.method.remembering():
                 knowledge.method.learn(task)
                 knowledge.describe_taught(task)
-<<<<<<< HEAD
-                knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
-                features = knowledge.method.features(pixels) if knowledge.method.features_fixed else None
-=======
                 knowledge.keep_thumbnails(task, self.thumbnails)
->>>>>>> types
+                features = knowledge.method.features(pixels) if knowledge.method.features_fixed else None
             gained, now = Counter(labels), timestamp()
             knowledge.count(pictures.fingerprints, number, fresh, False, now)
             self._finish("learn", {str(label): gained[label] for label in gained}, now)
