@@ -20,6 +20,7 @@ SHORT = {
     "app": "the_interface_behind_the_page",
     "cluster": "one_line",
     "export": "peft or onnxruntime",
+    "hf": "columns",
     "serve": "test_api and not killed and not sigterm",
     "tensorboard": "tensorboard",
 }
