@@ -22,6 +22,7 @@ SHORT = {
     "cluster": "one_line",
     "export": "peft or onnxruntime",
     "heic": "heic",
+    "hf": "columns",
     "serve": "test_api and not killed and not sigterm",
     "tensorboard": "tensorboard",
 }

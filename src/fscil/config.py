@@ -48,6 +48,8 @@ class DataConfig:
     shots_file: str | None = None  # JSON ledger of a former run (shots.json): exactly these shots
     store: str = "256"  # full, or the short side images are reduced to once, aspect ratio kept
     skip_bad: bool = False  # leave unreadable images out instead of stopping
+    image_column: str | None = None  # of a table of images (hf:…); None: the one that holds images
+    label_column: str | None = None  # of a table of images (hf:…); None: the one that holds class labels
     test_fraction: float = 0.2  # of the stratified split
     validation: bool = False  # a stream cut from the base task alone, to choose settings on; test images stay unseen
     limit: int | None = None  # smoke runs: at most so many images per base class, and test images per class
@@ -140,8 +142,12 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         values = plain(dataclasses.asdict(self))
-        if not self.head:  # written down only where one is chosen, so that older runs are the same run
+        # written down only where they are chosen, so that older runs are the same run
+        if not self.head:
             del values["head"]
+        for key in ("image_column", "label_column"):
+            if values["data"][key] is None:
+                del values["data"][key]
         return values
 
     def fingerprint(self) -> str:

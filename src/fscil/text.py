@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share of one. Only none is 0 % and only all is 100 %, whatever rounding would say.
@@ -51,6 +53,15 @@ def size(amount: float) -> str:
         if amount >= 0.9995 * factor:
             return f"{amount / factor:.1f} {unit}"
     return f"{amount / 1e3:.0f} kB"
+
+
+def file_name(text: str) -> str:
+    """A name as part of a file's: "hf:birds/north" holds characters that mean something to some file system.
+
+    >>> file_name("hf:birds/north"), file_name("mini_imagenet")
+    ('hf-birds-north', 'mini_imagenet')
+    """
+    return re.sub(r"[^\w.+-]", "-", text)
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

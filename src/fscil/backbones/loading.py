@@ -85,6 +85,20 @@ def _check_architecture(name: str, architecture: str) -> None:
         )
 
 
+def cached_weights(name: str) -> Path | None:
+    """Where the published weights of a timm backbone lie on this machine; None while they do not."""
+    if name in GLYPH_VITS:
+        return None
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    published = timm.get_pretrained_cfg(name)
+    if published is None or not published.hf_hub_id:
+        return None
+    found = try_to_load_from_cache(published.hf_hub_id, "model.safetensors")
+    return Path(found) if isinstance(found, str) else None
+
+
 def _glyph_backbone(name: str, weights: str | Path | None) -> Backbone:
     from importlib.resources import as_file, files
 

@@ -205,11 +205,12 @@ def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, q
     from fscil.display import output_console
     from fscil.evaluation.rendering import print_table, render, write_table
     from fscil.experiments.comparison import PARTS, splice
+    from fscil.text import file_name
 
     console = output_console()
     for key, table in made.items():
         print_table(table, console)
-        write_table(table, folder / key)
+        write_table(table, folder / file_name(key))
     if markdown is not None:
         datasets = [key for key in made if not key.endswith(PARTS[1:])]
         blocks = {

@@ -37,7 +37,8 @@ def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) ->
     elif kind is Kind.heads:
         rows = [(name, entry.title, entry.summary) for name, entry in registry.heads().items()]
     elif kind is Kind.datasets:
-        rows = [(name, entry.title, entry.summary) for name, entry in registry.datasets().items()]
+        families = {f"{name}:NAME": entry for name, entry in registry.FAMILIES.items()}
+        rows = [(name, entry.title, entry.summary) for name, entry in {**registry.datasets(), **families}.items()]
     elif kind is Kind.backbones:
         rows = [(name, entry.summary) for name, entry in registry.BACKBONES.items()]
     elif kind is Kind.experiments:

@@ -78,6 +78,7 @@ def reproduce(
     from fscil.experiments.engines import default_jobs
     from fscil.experiments.grid import plan
     from fscil.experiments.reproduce import SEEDS, Request, choose, make_artefacts, write_index
+    from fscil.text import file_name
 
     request = Request(
         choose(names),
@@ -106,7 +107,7 @@ def reproduce(
     at_a_time = jobs or default_jobs(device)
     overview = shared.work(todo, shared.engine_of(engine, at_a_time, address, cpus, gpus, memory), quiet)
 
-    folder = output / "reproduce" / ("+".join(request.datasets) + ("-fast" if fast else ""))
+    folder = output / "reproduce" / (file_name("+".join(request.datasets)) + ("-fast" if fast else ""))
     results, damaged = load_cells(todo)
     shared.leave_out(damaged)
     made, problems = make_artefacts(request, results, folder)

@@ -58,6 +58,17 @@ class Stream:
         """How many classes are known after `task`."""
         return self.tasks[task].classes[-1] + 1
 
+    @property
+    def protocol(self) -> str:
+        """Its tasks in a few words: "60 + 8 x (5-way 5-shot)"; a last task may be smaller."""
+        later = [len(task.classes) for task in self.tasks[1:]]
+        if not later:
+            return f"{self.base_classes} at once"
+        shots = len(self.tasks[1].images) // later[0]
+        whole = later.count(later[0])
+        rest = [str(classes) for classes in later[whole:]]
+        return " + ".join([str(self.base_classes), f"{whole} x ({later[0]}-way {shots}-shot)", *rest])
+
     def __len__(self) -> int:
         return len(self.tasks)
 

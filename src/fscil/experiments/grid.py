@@ -26,6 +26,7 @@ from fscil.config import RunConfig, as_made, complete, differences, read_config
 from fscil.errors import UserError
 from fscil.files import read_json
 from fscil.strict import build, flatten, merge
+from fscil.text import file_name
 
 if TYPE_CHECKING:
     from fscil.methods.base import Method
@@ -49,7 +50,7 @@ class Job:
         if self.specs:
             content = json.dumps([_base_of(self.config), _plan_of(self.config)[1], self.specs], sort_keys=True)
             digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-            return f"{self.config.dataset}-adapters-seed{self.config.seed}-{digest}"
+            return f"{file_name(self.config.dataset)}-adapters-seed{self.config.seed}-{digest}"
         return cell_name(self.config)
 
     @property
@@ -78,7 +79,7 @@ class Job:
 
 
 def cell_name(config: RunConfig) -> str:
-    return f"{config.dataset}-{config.method}-seed{config.seed}-{config.fingerprint()[:8]}"
+    return f"{file_name(config.dataset)}-{config.method}-seed{config.seed}-{config.fingerprint()[:8]}"
 
 
 # ---- what the grid consists of -------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from fscil.evaluation.versions import code_notes, module_line
 from fscil.experiments.comparison import provenance, short_commits
 from fscil.experiments.verify import verify
 from fscil.files import atomic_write
+from fscil.text import file_name
 
 METRICS = ("A_avg", "A_final", "hacc", "base", "new", "A_0", "fnr", "fpr", "forgetting", "PD")
 COSTS = ("seconds", "passes", "trainable_parameters", "stored_images")
@@ -145,7 +146,7 @@ def _board(dataset: str, groups: tables.Groups) -> dict[str, Any]:
     rows = sorted(table.rows, key=lambda row: -row.values["A_avg"].mean)
     return {
         "title": title,
-        "file": f"{identifier(dataset)}.html",
+        "file": f"{file_name(dataset)}.html",
         "runs": len(results),
         "best": row_label(rows[0]),
         "best_average": format_value(rows[0].values["A_avg"], table.columns["A_avg"]),

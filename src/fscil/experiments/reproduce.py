@@ -15,6 +15,7 @@ from fscil.config import RunConfig, resolve
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
 from fscil.evaluation.limits import changes
+from fscil.text import file_name
 
 MARGINS = (0.05, 0.10, 0.15, 0.20, 0.25)
 SHOTS = (1, 5, 10, 20)
@@ -354,9 +355,9 @@ def make_artefacts(
         made[name] = parts
         for suffix, part in parts.items():
             if isinstance(part, Table):
-                write_table(part, folder / f"{name}{suffix}")
+                write_table(part, folder / file_name(f"{name}{suffix}"))
             else:
-                part.save(folder / f"{name}{suffix}")
+                part.save(folder / file_name(f"{name}{suffix}"))
     return made, problems
 
 

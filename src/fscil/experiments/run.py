@@ -146,6 +146,7 @@ def _announce(record: RunRecord, backbone: Backbone, display: LiveDisplay) -> No
     if done:
         display.line(f"resuming after session {done - 1} of {len(record.stream.tasks) - 1}")
     else:
+        display.line(f"{len(record.stream.class_names)} classes: {record.stream.protocol}")
         display.line(str(estimate(config, record.stream, backbone, record.runtime)))
 
 

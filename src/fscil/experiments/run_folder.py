@@ -36,6 +36,7 @@ from fscil.experiments.keeper import RunKeeper
 from fscil.experiments.modules import combined
 from fscil.files import atomic_path, atomic_write, load_tensors, read_json, save_tensors, write_json
 from fscil.runtime import Keeper, Runtime
+from fscil.text import file_name
 
 if TYPE_CHECKING:
     from fscil.backbones.vit import Backbone
@@ -286,7 +287,7 @@ def json_able(value: Any) -> Any:
 
 def new_folder(config: RunConfig, under: str | Path = "runs") -> Path:
     """runs/glyphs-smp-seed2023-1, counting up."""
-    stem = f"{config.dataset}-{config.method}-seed{config.seed}"
+    stem = f"{file_name(config.dataset)}-{config.method}-seed{config.seed}"
     number = 1
     while (Path(under) / f"{stem}-{number}").exists():
         number += 1
