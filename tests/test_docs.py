@@ -114,6 +114,8 @@ OF_ANOTHER = {  # options that a page names though they are another command's
     ("app", "--thumbnails"): "fit",
     ("evaluate", "--false-rejection"): "fit",
     ("info", "--weights"): "predict",
+    ("fetch", "--backbone"): "run",
+    ("fetch", "--dataset"): "run",
     ("leaderboard", "--limit"): "run",
     ("leaderboard", "--fast"): "run",
     ("report", "--limit"): "run",
