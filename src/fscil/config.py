@@ -52,6 +52,8 @@ class DataConfig:
     label_column: str | None = None  # of a table of images (hf:…); None: the one that holds class labels
     test_fraction: float = 0.2  # of the stratified split
     validation: bool = False  # a stream cut from the base task alone, to choose settings on; test images stay unseen
+    validation_base: int | None = None  # base classes that stay base classes there; None: two thirds of them
+    validation_draw: int = 0  # which ones: 0 the first of the class order, otherwise the seed of another choice
     limit: int | None = None  # smoke runs: at most so many images per base class, and test images per class
     download: bool | None = None  # None: only into the cache, when no root is given; True: into root as well
 
@@ -60,7 +62,7 @@ class DataConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise UserError(f'{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}')
-        for name, least in (("base", 1), ("way", 1), ("tasks", 0), ("shots", 1), ("limit", 1)):
+        for name, least in (("base", 1), ("way", 1), ("tasks", 0), ("shots", 1), ("limit", 1), ("validation_base", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"{name} is {value}; it must be at least {least}.")

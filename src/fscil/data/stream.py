@@ -218,10 +218,16 @@ def _for_validation(config: DataConfig, order: list[int]) -> tuple[DataConfig, l
     whole, way = config.base, config.way
     assert whole is not None and way is not None
     session_sizes(len(order), whole, way, config.tasks)  # complains in terms of the real stream
-    base = round(whole * VALIDATION_BASE)
-    if base < 1 or base == whole:
+    base = config.validation_base or round(whole * VALIDATION_BASE)
+    if whole < 2:
         raise UserError(f"validation needs at least 2 base classes to play new ones, base is {whole}")
-    return replace(config, base=base, way=min(way, whole - base), tasks=None), order[:whole]
+    if not 0 < base < whole:
+        raise UserError(f"validation_base is {base}; of {whole} base classes between 1 and {whole - 1} may stay ones")
+    chosen = order[:whole]
+    if config.validation_draw:
+        drawn = np.random.default_rng([2023, config.validation_draw]).permutation(whole)
+        chosen = [chosen[at] for at in drawn]
+    return replace(config, base=base, way=min(way, whole - base), tasks=None), chosen
 
 
 def _hold_out(of_class: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
