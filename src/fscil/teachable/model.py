@@ -75,7 +75,7 @@ class Teachable:
         head: str | Mapping[str, Any] = "auto",
         train: str = "auto",
         options: Mapping[str, Any] | None = None,
-        transform: Mapping[str, Any] | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
         held_out: float = 0.1,
         false_rejection: float = 0.05,
         unknown: str | None = None,
@@ -92,7 +92,7 @@ class Teachable:
         self.head = head
         self.train = train
         self.options = options
-        self.transform = transform
+        self.preprocessing = preprocessing
         self.held_out = held_out
         self.false_rejection = false_rejection
         self.unknown = unknown
@@ -114,12 +114,12 @@ class Teachable:
         for text in check_class_names(labels):
             self.note(text)
         self.runtime_ = start_runtime(self.device, self.precision, self.seed, self.verbose)
-        backbone = open_backbone(self.backbone, self.weights, (self.transform or {}).get("size"), self.runtime_)
-        transform = transform_for(backbone, self.transform)
+        backbone = open_backbone(self.backbone, self.weights, (self.preprocessing or {}).get("size"), self.runtime_)
+        transform = transform_for(backbone, self.preprocessing)
         pictures, labels = read_lesson(X, labels, short_side(transform), self.skip_bad, self.note)
         names = sorted(set(labels))
         if len(names) < 2:
-            raise UserError(f'fit needs pictures of at least two classes; all are of "{names[0]}".')
+            raise UserError(f'fit needs pictures of at least two classes; there is 1 class, "{names[0]}".')
         counts = Counter(labels)
         on_gpu = self.runtime_.device.type == "cuda"
         plan = make_plan(self.method, len(names), len(labels), self.train, self.head, self.options, on_gpu=on_gpu)

@@ -60,6 +60,12 @@ class Versions:
         self.items = []
         self.add(record, tensors)
 
+    def copies(self) -> list[Version]:
+        """All versions as if they had never been written, their tensors in memory."""
+        if self.folder is not None and self.head is not None:
+            return self.folder.copies(self.head, self.items)
+        return [Version(version.record, dict(version.tensors)) for version in self.items]
+
     # ---- the folder -------------------------------------------------------------------------------------------------
     def load_current(self) -> Version:
         """The present version with its tensors in memory."""
@@ -68,6 +74,10 @@ class Versions:
             assert self.folder is not None and self.head is not None  # what is not in memory was written by somebody
             version.tensors = self.folder.load(self.head, version)
         return version
+
+    def detach(self) -> None:
+        """Holds everything in memory and knows of no folder any more."""
+        self.items, self.folder, self.head = self.copies(), None, None
 
     def adopt(self, folder: ModelFolder, head: Head, tensors: dict[str, Tensor]) -> None:
         """Takes over the versions of a folder that was just opened."""
@@ -92,8 +102,8 @@ class Versions:
         folder, versions = ModelFolder(Path(path)), self.items
         with folder.lock():
             same = self.folder is not None and folder.path.resolve() == self.folder.path.resolve()
-            if not same and self.folder is not None and self.head is not None:  # a copy: all versions come along
-                versions = self.folder.copies(self.head, self.items)
+            if not same and self.folder is not None:  # a copy: all versions come along
+                versions = self.copies()
             embedded = config["backbone"]["embedded"]
             fresh = embed and not embedded
             written = weights() if fresh or (embedded and not same) else None
