@@ -11,6 +11,7 @@ from fscil.backbones.huggingface import from_huggingface
 from fscil.backbones.vit import Backbone
 from fscil.data.transforms import NORMALISATIONS
 from fscil.errors import UserError, nearest
+from fscil.files import check_finite, load_foreign_tensors
 
 GLYPH_VITS: dict[str, dict[str, Any]] = {
     "glyph_vit_a": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
@@ -91,14 +92,11 @@ def _require_hub(repo: str) -> None:
 
 def load_weights(vit: nn.Module, path: str | Path) -> None:
     """Loads a safetensors file in timm or Hugging Face ViT naming strictly, leaving out its classification head."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    if not Path(path).exists():
+        raise UserError(f'--weights "{path}" does not exist.')
     try:
-        tensors = load_file(path)
-    except FileNotFoundError:
-        raise UserError(f'--weights "{path}" does not exist.') from None
-    except (SafetensorError, OSError) as problem:
+        tensors = load_foreign_tensors(path)
+    except UserError as problem:
         raise UserError(f'--weights "{path}" is not a readable safetensors file ({problem}).') from None
     if any(".encoder.layer." in key or key.startswith("encoder.layer.") for key in tensors):
         tensors = from_huggingface(tensors)
@@ -120,4 +118,7 @@ def load_weights(vit: nn.Module, path: str | Path) -> None:
             f'--weights "{path}" is of another architecture: it {"; ".join(details)}. '
             "Choose the backbone it was made for."
         )
+    if whole := [k for k in wanted if wanted[k].is_floating_point() and not tensors[k].is_floating_point()]:
+        raise UserError(f'--weights "{path}": tensor "{whole[0]}" holds whole numbers, no weights.')
+    check_finite(tensors, f'--weights "{path}"')
     vit.load_state_dict({k: v.to(wanted[k].dtype) for k, v in tensors.items()})

@@ -43,7 +43,7 @@ def predict(
     from fscil.commands._shared import columns, notes, open_model, print_json
     from fscil.data.pictures import expand
     from fscil.errors import UserError
-    from fscil.teachable.names import printable
+    from fscil.text import printable
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")

@@ -43,7 +43,8 @@ def learn(
     from fscil.commands._shared import event_line, notes, open_model
     from fscil.commands._shared import read_head as read
     from fscil.teachable.lessons import left_out
-    from fscil.teachable.names import check_class_names, printable
+    from fscil.teachable.names import check_class_names
+    from fscil.text import printable
 
     known = {str(info["name"]): info["pictures"] for info in read(model).current.record["classes"]}
 

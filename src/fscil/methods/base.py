@@ -144,16 +144,22 @@ class Method(nn.Module):
         """Restores `state()`; tensors may have other sizes than the fresh module's."""
         for name, tensor in state.items():
             path, _, attribute = name.rpartition(".")
-            module = self.get_submodule(path)
+            try:
+                module = self.get_submodule(path)
+            except AttributeError:
+                module = None
+            if module is None or attribute not in {**module._parameters, **module._buffers}:
+                raise UserError(f'state has "{name}", which {type(self).__name__} does not know')
+            fresh = module._parameters.get(attribute, module._buffers.get(attribute))
+            if fresh is not None and fresh.is_floating_point() != tensor.is_floating_point():
+                raise UserError(f'state has {tensor.dtype} in "{name}", where {fresh.dtype} belongs')
             if attribute in module._parameters:
                 old = module._parameters[attribute]
                 module._parameters[attribute] = nn.Parameter(
                     tensor.to(self.runtime.device), requires_grad=old.requires_grad
                 )
-            elif attribute in module._buffers:
-                module._buffers[attribute] = tensor if name == "tasks_seen" else tensor.to(self.runtime.device)
             else:
-                raise ValueError(f'state has "{name}", which {type(self).__name__} does not know')
+                module._buffers[attribute] = tensor if name == "tasks_seen" else tensor.to(self.runtime.device)
 
     def count_classes(self, task: Task) -> None:
         """Adds the images of a task to the counts of its classes."""

@@ -92,7 +92,10 @@ def train(
     factors = [g.pop("lr_factor", 1.0) for g in groups]
     weights = [p for g in groups for p in g["params"]]
     optimiser = _make_optimiser(groups, schedule)
-    first = _restore(runtime, stage, weights, buffers, optimiser)
+    try:
+        first = _restore(runtime, stage, weights, buffers, optimiser)
+    except (KeyError, IndexError, RuntimeError, ValueError) as error:
+        raise UserError(f"the kept progress of {stage} does not fit it: {error}") from error
     labels = labels.to(runtime.device)
     step = _Step(loss, weights, runtime, graph)
     mean_loss = float("nan")

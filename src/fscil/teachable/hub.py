@@ -62,6 +62,8 @@ def pull(path: str | Path, repo: str, client: HfApi | None = None) -> Path:
         if not folder.exists():
             raise UserError(f'repository "{repo}" holds no model of fscil (no {HEAD}).')
         head = folder.read()
+        if head.config["backbone"]["weights"] is not None:
+            raise UserError(f'repository "{repo}" names a file of this machine as its weights; it is refused.')
         for name in head.files:
             folder.checked(head, name)
         for extra in folder.path.iterdir():  # the client's own bookkeeping, and whatever else lay there
@@ -143,7 +145,7 @@ def _stage(folder: ModelFolder, head: Head, staged: ModelFolder, history: bool) 
         from fscil.teachable.folder import BACKBONE
 
         weights = load_tensors(folder.checked(head, BACKBONE))[0]
-    config = {**head.config, "backbone": {**head.config["backbone"], "weights": None}}
+    config = {**head.config, "backbone": {**head.config["backbone"], "weights": None, "weights_sha256": None}}
     with staged.lock():
         staged.write(config, versions, weights)
 

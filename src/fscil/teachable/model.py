@@ -42,6 +42,7 @@ from fscil.teachable.starting import (
     check_options,
     check_parameters,
     describe_backbone,
+    named_weights,
     open_backbone,
     short_side,
     start_runtime,
@@ -325,8 +326,8 @@ class Teachable:
             raise UserError(f'"{folder.path / "model.json"}" is not the head of a model (lacks {error}).') from error
         if backbone is None and weights is None and chosen["embedded"]:
             weights = folder.checked(head, BACKBONE)
-        elif weights is None and chosen["weights"] and Path(chosen["weights"]).is_file():
-            weights = chosen["weights"]
+        elif weights is None and backbone is None:
+            weights = named_weights(chosen)
         clf.runtime_ = start_runtime(device, precision, clf.seed, verbose)
         clf.backbone_ = open_backbone(backbone or chosen["name"], weights, chosen["image_size"], clf.runtime_)
         if clf.backbone_.hash != chosen["hash"]:

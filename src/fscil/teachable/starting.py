@@ -14,6 +14,7 @@ from fscil.config import TransformConfig
 from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
+from fscil.files import check_header, digest_file
 from fscil.runtime import Runtime
 from fscil.strict import build
 from fscil.teachable.planning import FROZEN_OPTIONS
@@ -81,8 +82,29 @@ def describe_backbone(backbone: Backbone, weights: str | os.PathLike | None) -> 
         "hash": backbone.hash,
         "image_size": backbone.image_size,
         "weights": str(Path(weights).expanduser().resolve()) if weights is not None else None,
+        "weights_sha256": digest_file(Path(weights).expanduser()) if weights is not None else None,
         "embedded": False,
     }
+
+
+def named_weights(chosen: Mapping[str, Any]) -> str | None:
+    """The weights file that a model names, if it is still the one the model was fitted on; None if it is not there.
+
+    A model may come from anyone, and so may the path in it: nothing but a regular safetensors file with the SHA-256
+    that the model has written down is opened. Models of version 0.1 have none; the backbone's own hash, which is
+    compared once the file is read, decides there.
+    """
+    path, wanted = chosen["weights"], chosen.get("weights_sha256")
+    if not path or not Path(path).is_file():
+        return None
+    try:
+        check_header(path)
+        found = digest_file(path) if wanted is not None else None
+    except (UserError, OSError) as error:
+        raise UserError(f"the model names weights that cannot be used: {error}; pass --weights FILE.") from error
+    if found != wanted:
+        raise UserError(f'the weights "{path}" are not those the model was fitted on; pass these with --weights FILE.')
+    return str(path)
 
 
 def transform_for(backbone: Backbone, chosen: Mapping[str, Any] | None) -> Transform:
