@@ -13,7 +13,7 @@ import fscil
 
 SOURCE = Path(fscil.__file__).parent
 DOORS = {"__init__", "__main__", "cli", "_version"}
-GROUND = {"errors", "text", "files", "strict", "runtime", "display", "registry", "config", "recipes"}
+GROUND = {"errors", "text", "reading", "files", "strict", "runtime", "display", "registry", "config", "recipes"}
 # What each room may import besides itself and the ground floor.
 MAY_IMPORT = {
     "maths": set(),

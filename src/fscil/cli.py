@@ -19,7 +19,9 @@ import typer
 from fscil import commands
 from fscil._version import __version__
 from fscil.errors import UserError
+from fscil.text import printable
 
+LONGEST = 4000  # letters of an error: it may quote a name of any length
 PANELS = ("Experiments", "Your own photos", "Look around")  # order of the headings
 
 app = typer.Typer(
@@ -61,12 +63,20 @@ _add_commands()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. A UserError is one line on stderr and exit status 2."""
+    """Run the command line. What a user can mend is one line on stderr and exit status 2."""
     # Before torch is imported: threads that wait for the next small matrix sleep instead of spinning. On a machine that
     # is busy with other things, spinning takes the cores from those who have work (benchmarks/startup.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(arguments)
     except UserError as error:
-        print(f"fscil: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        problem = str(error)
+    except OSError as error:  # a file that vanished, a disk that fails
+        problem = f'"{error.filename}": {error.strerror}' if error.filename else str(error.strerror or error)
+    except MemoryError:
+        problem = "the memory of this machine does not suffice; close other programs or work on fewer pictures at once"
+    else:
+        return
+    line = printable(" ".join(problem.split()))
+    print(f"fscil: error: {line if len(line) < LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)
+    sys.exit(2)

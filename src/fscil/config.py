@@ -23,6 +23,7 @@ import yaml
 from fscil import recipes, registry
 from fscil.errors import UserError, nearest
 from fscil.files import FORMAT_VERSION, atomic_write, check_version
+from fscil.reading import read_yaml
 from fscil.strict import build, flatten, merge, parse_setting, plain, require, show, unknown_key
 
 CLASS_ORDERS = ("natural", "seed", "file")
@@ -201,7 +202,10 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
     """Check a nested mapping against RunConfig and the method's Options, and fill in every default."""
     options = registry.method_class(values.get("method", RunConfig.method)).Options
     known = known_keys() + known_keys(options, "options.")
-    head = dict(values.get("head") or {})
+    head = values.get("head") or {}
+    if not isinstance(head, Mapping):
+        raise UserError(f'"head" must be a mapping of settings, got {show(head)}')
+    head = dict(head)
     if head:
         if "name" not in head:
             raise UserError(f"head.{next(iter(head))} is set, but no head is chosen; add --head NAME (head.name)")
@@ -271,7 +275,7 @@ def write_config(path: str | Path, config: RunConfig) -> None:
 
 def read_config(path: str | Path) -> RunConfig:
     """Read a run's config.yaml, as strictly as any recipe."""
-    values = recipes.read_yaml(path)
+    values = read_yaml(path)
     check_version(path, values.pop("format_version", None))
     try:
         return complete(as_made(values))

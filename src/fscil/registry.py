@@ -295,7 +295,7 @@ def dataset_entry(name: str) -> DatasetEntry:
 
 
 def _lookup(kind: str, name: str, entries: Mapping[str, Any]) -> Any:
-    if name not in entries:
+    if not isinstance(name, str) or name not in entries:
         raise UserError(f'unknown {kind} "{name}".{nearest(name, entries)} See: fscil list {kind}s')
     return entries[name]
 

@@ -13,6 +13,7 @@ from fscil.backbones.plain_vit import PlainShape, PlainViT
 from fscil.backbones.vit import Backbone
 from fscil.data.transforms import NORMALISATIONS
 from fscil.errors import UserError, nearest
+from fscil.files import check_finite, load_foreign_tensors
 from fscil.registry import BACKBONES
 
 PLAIN_MODULES = ("vision_transformer", "deit")  # of timm.models: where its plain ViTs are
@@ -135,14 +136,11 @@ def _require_hub(repo: str) -> None:
 
 def load_weights(vit: nn.Module, path: str | Path) -> None:
     """Loads a safetensors file in timm or Hugging Face ViT naming strictly, leaving out its classification head."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    if not Path(path).exists():
+        raise UserError(f'--weights "{path}" does not exist.')
     try:
-        tensors = load_file(path)
-    except FileNotFoundError:
-        raise UserError(f'--weights "{path}" does not exist.') from None
-    except (SafetensorError, OSError) as problem:
+        tensors = load_foreign_tensors(path)
+    except UserError as problem:
         raise UserError(f'--weights "{path}" is not a readable safetensors file ({problem}).') from None
     if any(".encoder.layer." in key or key.startswith("encoder.layer.") for key in tensors):
         tensors = from_huggingface(tensors)
@@ -164,5 +162,8 @@ def load_weights(vit: nn.Module, path: str | Path) -> None:
             f'--weights "{path}" is of another architecture: it {"; ".join(details)}. '
             "Choose the backbone it was made for."
         )
+    if whole := [k for k in wanted if wanted[k].is_floating_point() and not tensors[k].is_floating_point()]:
+        raise UserError(f'--weights "{path}": tensor "{whole[0]}" holds whole numbers, no weights.')
+    check_finite(tensors, f'--weights "{path}"')
     bare = any(tensor.is_meta for tensor in wanted.values())  # a skeleton: it takes over copies of the tensors
     vit.load_state_dict({k: v.to(wanted[k].dtype, copy=bare) for k, v in tensors.items()}, assign=bare)

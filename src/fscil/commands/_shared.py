@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fscil.teachable.names import printable
-from fscil.text import percent
+from fscil.text import percent, printable
 
 if TYPE_CHECKING:
     from fscil.teachable.folder import Head

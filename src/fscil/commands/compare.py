@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fscil.text import printable
+
 if TYPE_CHECKING:
     from fscil.experiments.engines import Engine
     from fscil.experiments.grid import Job
@@ -172,7 +174,7 @@ def compare(
 def leave_out(problems: Sequence[str]) -> None:
     """A line for every run that cannot be used."""
     for problem in problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(f"left out: {printable(problem)}", file=sys.stderr)
 
 
 def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, memory: Any) -> Engine:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fscil.text import printable
+
 PANEL = "Look around"
 
 
@@ -41,7 +43,7 @@ def report(
     for folder in found:
         _, problems = load_folders([folder])
         for problem in problems:
-            print(f"left out: {problem}", file=sys.stderr)
+            print(f"left out: {printable(problem)}", file=sys.stderr)
         usable += [] if problems else [folder]
     if not usable:
         raise UserError("none of these folders holds a finished run")

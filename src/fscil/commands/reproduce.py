@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fscil.commands import compare as shared
+from fscil.text import printable
 
 PANEL = "Experiments"
 
@@ -123,7 +124,7 @@ def reproduce(
         splice(markdown, {place: block for place, block in blocks.items() if place in places})
     index = write_index(request, made, folder)
     for problem in problems:
-        print(problem, file=sys.stderr)
+        print(printable(problem), file=sys.stderr)
     if not quiet:
         print(f"{len(made)} of {len(request.experiments)} made in {folder}; all on one page: {index}")
     shared.end(overview)

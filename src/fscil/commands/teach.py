@@ -53,7 +53,8 @@ def learn(
 
     head = check_model(model, weights)
     from fscil.teachable.lessons import left_out
-    from fscil.teachable.names import check_class_names, printable
+    from fscil.teachable.names import check_class_names
+    from fscil.text import printable
 
     known = {str(info["name"]): info["pictures"] for info in head.current.record["classes"]}
     if name is not None:

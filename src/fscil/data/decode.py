@@ -189,9 +189,11 @@ def _read_index(pixels_path: Path, index_path: Path, count: int) -> Index | None
     try:
         tensors, meta = load_tensors(index_path)
         sizes, kept, bad = tensors["sizes"], tensors["kept"], list(meta["bad"])
+        if sizes.is_floating_point() or sizes.shape != (len(kept), 2) or kept.ndim != 1 or (sizes < 1).any():
+            return None
         whole = len(kept) + len(bad) == count and pixels_path.stat().st_size == int(sizes.prod(1).sum()) * 3
         return (sizes, kept, bad) if whole else None
-    except (UserError, KeyError, OSError):  # absent, damaged or of another version: decode again
+    except (UserError, KeyError, TypeError, OSError):  # absent, damaged or of another version: decode again
         return None
 
 

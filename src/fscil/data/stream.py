@@ -18,6 +18,7 @@ from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.shots import Ledger, Pools, index_file_shots, ledger_shots, seeded_shots
 from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
+from fscil.reading import read_text
 
 if TYPE_CHECKING:
     from fscil.data.shots import Image
@@ -107,10 +108,7 @@ def class_order(config: DataConfig, class_names: Sequence[str]) -> list[int]:
     if not config.order_file:
         raise UserError("class_order file needs order_file: one class name (or number in natural order) per line")
     path = Path(config.order_file).expanduser()
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'order_file: cannot read "{path}": {getattr(error, "strerror", None) or error}') from error
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     number = {str(label): label for label in range(len(class_names))}
     number.update({name: label for label, name in enumerate(class_names)})
     for line in lines:

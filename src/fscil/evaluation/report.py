@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fscil.data.shots import read_shots
 from fscil.data.uris import data_uri
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
@@ -21,7 +22,7 @@ from fscil.evaluation.pages import heading, identifier, render_page
 from fscil.evaluation.rendering import format_value, row_label
 from fscil.evaluation.sessions import SessionColumn, columns_of
 from fscil.evaluation.versions import code_notes, module_line
-from fscil.files import atomic_write, load_tensors, read_json
+from fscil.files import atomic_write, load_tensors
 from fscil.strict import build, flatten
 from fscil.text import duration, percent
 
@@ -268,7 +269,7 @@ def _confused_pairs(counts: np.ndarray, names: Sequence[str], gallery: _Gallery 
 
 def _shots(folder: Path, gallery: _Gallery | None) -> list[dict[str, Any]]:
     """The ledger of the run, class by class, with thumbnails where they can be had."""
-    ledger = read_json(folder / "shots.json")["tasks"] if (folder / "shots.json").is_file() else {}
+    ledger = read_shots(folder / "shots.json")["tasks"] if (folder / "shots.json").is_file() else {}
     tasks = []
     for task, classes in sorted(ledger.items(), key=lambda item: int(item[0])):
         described = []

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fscil import recipes, registry
+from fscil import registry
 from fscil.config import RunConfig, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
@@ -26,6 +24,7 @@ from fscil.evaluation.versions import code_notes
 from fscil.experiments.api import as_settings
 from fscil.experiments.grid import Job, is_done
 from fscil.files import atomic_write
+from fscil.reading import parse_yaml, read_yaml
 from fscil.strict import build
 
 FIRST_SEED = 2023  # the paper's seeds are 2023, 2024, 2025
@@ -61,7 +60,7 @@ class GridSpec:
 
 def read_grid(path: str | Path) -> GridSpec:
     """A GridSpec from a YAML file; unknown keys are errors."""
-    values = recipes.read_yaml(path)
+    values = read_yaml(path)
     for key in ("methods", "datasets"):  # a single name needs no brackets
         if isinstance(values.get(key), str):
             values[key] = split_names(values[key])
@@ -111,8 +110,8 @@ def parse_variants(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
     for text in texts:
         key, equals, listed = text.partition("=")
         try:
-            values = yaml.safe_load(f"[{listed}]")
-        except yaml.YAMLError:
+            values = parse_yaml(f"[{listed}]", f"--vary {key}")
+        except UserError:
             values = None
         if not (key.strip() and equals and values):
             raise UserError(f'--vary "{text}": write it as KEY=VALUE,VALUE, for example --vary data.shots=1,5,10')

@@ -205,7 +205,7 @@ class Head(nn.Module):
         """Restores `state()`; tensors may have other sizes than a fresh head's."""
         for name, tensor in state.items():
             if name not in self._buffers:
-                raise ValueError(f'state has "{name}", which {type(self).__name__} does not know')
+                raise UserError(f'state has "{name}", which {type(self).__name__} does not know')
             setattr(self, name, tensor.to(self.runtime.device))
 
 

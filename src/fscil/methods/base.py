@@ -147,17 +147,22 @@ class Method(nn.Module):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restores `state()`; tensors may have other sizes than the fresh module's."""
+        modules = dict(self.named_modules())
         for name, tensor in state.items():
             path, _, attribute = name.rpartition(".")
-            module = self.get_submodule(path)
+            module = modules.get(path)
+            known = {**module._parameters, **module._buffers} if module is not None else {}
+            if module is None or attribute not in known:
+                raise UserError(f'state has "{name}", which {type(self).__name__} does not know')
+            fresh = known[attribute]
+            if fresh is not None and fresh.is_floating_point() != tensor.is_floating_point():
+                raise UserError(f'state has {tensor.dtype} in "{name}", where {fresh.dtype} belongs')
             if (old := module._parameters.get(attribute)) is not None:
                 module._parameters[attribute] = nn.Parameter(
                     tensor.to(self.runtime.device), requires_grad=old.requires_grad
                 )
-            elif attribute in module._buffers:
-                module._buffers[attribute] = tensor if name == "tasks_seen" else tensor.to(self.runtime.device)
             else:
-                raise ValueError(f'state has "{name}", which {type(self).__name__} does not know')
+                module._buffers[attribute] = tensor if name == "tasks_seen" else tensor.to(self.runtime.device)
 
     def count_classes(self, task: Task) -> None:
         """Adds the images of a task to the counts of its classes."""

@@ -109,7 +109,10 @@ def train(
     groups = groups or [Group([entry for entry in parameters if not isinstance(entry, Group)])]
     weights = [weight for group in groups for weight in group.parameters]
     optimiser = _make_optimiser(groups, schedule)
-    first = _restore(runtime, stage, weights, buffers, optimiser)
+    try:
+        first = _restore(runtime, stage, weights, buffers, optimiser)
+    except (KeyError, IndexError, RuntimeError, ValueError) as error:
+        raise UserError(f"the kept progress of {stage} does not fit it: {error}") from error
     labels = labels.to(runtime.device)
     step = _Step(loss, weights, runtime, graph)
     mean_loss = float("nan")

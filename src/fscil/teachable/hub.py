@@ -71,6 +71,8 @@ def pull(path: str | Path, repo: str, revision: str | None = None, client: HfApi
             _check_sizes(repo, {HEAD: sizes.get(HEAD)}, HEAD_BYTES)
             _fetch(client, repo, HEAD, commit, folder.path)
             head = folder.read()
+            if head.config["backbone"]["weights"] is not None:
+                raise UserError(f'repository "{repo}" names a file of this machine as its weights; it is refused.')
             _check_sizes(repo, {name: sizes.get(name) for name in head.files}, FILE_BYTES)
             for name, entry in head.files.items():
                 if sizes[name] != entry["bytes"]:
@@ -188,7 +190,7 @@ def _stage(folder: ModelFolder, head: Head, staged: ModelFolder, history: bool) 
         from fscil.teachable.folder import BACKBONE
 
         weights = load_tensors(folder.checked(head, BACKBONE))[0]
-    config = {**head.config, "backbone": {**head.config["backbone"], "weights": None}}
+    config = {**head.config, "backbone": {**head.config["backbone"], "weights": None, "weights_sha256": None}}
     with staged.lock():
         staged.write(config, versions, weights)
 

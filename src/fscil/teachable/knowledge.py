@@ -250,6 +250,11 @@ class Knowledge:
         knowledge = cls(method, trained, space, *parts, classes, calibration)
         if len(classes) != method.seen:
             raise ValueError(f"{len(classes)} class names for {method.seen} classes")
+        _check_rows(
+            "fingerprints", {"labels": knowledge.fingerprints[:, 1], "of": knowledge.fingerprints}, len(classes)
+        )
+        for name, rows in {"held": knowledge.held, "taught": knowledge.taught, **thumbnails}.items():
+            _check_rows(name, rows, len(classes))
         if method.features_fixed:  # shapes that do not fit one another show here, not at the first picture
             knowledge.judge_features(torch.zeros(1, method.feature_dim, device=method.runtime.device))
         return knowledge
@@ -286,6 +291,17 @@ def _describe_base(
 
 def _rate(scores: Tensor, threshold: float | None) -> float | None:
     return float((scores < threshold).double().mean()) if threshold is not None and len(scores) else None
+
+
+def _check_rows(name: str, rows: Mapping[str, Tensor], classes: int) -> None:
+    """Refuses rows that are not of one length, or whose labels number no class (−1: a forgotten one)."""
+    labels = rows["labels"]
+    if labels.dtype != torch.int64 or labels.ndim != 1 or {len(row) for row in rows.values()} != {len(labels)}:
+        raise ValueError(f'"{name}" has labels {labels.dtype} {tuple(labels.shape)} and other rows')
+    if len(labels) and not -1 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(f'"{name}" has labels from {labels.min()} to {labels.max()} for {classes} classes')
+    if rows.get("features", labels[:, None]).ndim != 2:
+        raise ValueError(f'"{name}" has features {tuple(rows["features"].shape)}')
 
 
 def _without_forgotten(rows: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ from fscil.teachable.starting import (
     transform_for,
 )
 from fscil.teachable.versions import Versions
-from fscil.teachable.weights import find_weights
+from fscil.teachable.weights import check_named_weights, find_weights
 
 KEPT_PARAMETERS = ("held_out", "false_rejection", "unknown", "skip_bad", "thumbnails")
 
@@ -342,9 +342,12 @@ class Teachable:
         if backbone is not None:
             clf.backbone_ = backbone.prepare(clf.runtime_)
         else:
+            found = find_weights(folder, head, weights)
             if weights is None and chosen["embedded"]:
                 folder.checked(head, BACKBONE)
-            clf.backbone_ = reopen_backbone(chosen, find_weights(folder, head, weights), clf.runtime_)
+            elif weights is None and found is not None:
+                check_named_weights(found, chosen.get("weights_sha256"))
+            clf.backbone_ = reopen_backbone(chosen, found, clf.runtime_)
         if clf.backbone_.hash != chosen["hash"]:
             once = f', from "{chosen["weights"]}"' if chosen["weights"] else ""
             raise UserError(

@@ -16,6 +16,7 @@ from fscil.config import TransformConfig
 from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
+from fscil.files import digest_file
 from fscil.registry import SHIPPED_BACKBONES
 from fscil.runtime import Runtime
 from fscil.strict import build
@@ -95,6 +96,7 @@ def describe_backbone(backbone: Backbone, weights: str | os.PathLike | None) -> 
         "hash": backbone.hash,
         "image_size": backbone.image_size,
         "weights": str(Path(weights).expanduser().resolve()) if weights is not None else None,
+        "weights_sha256": digest_file(Path(weights).expanduser()) if weights is not None else None,
         "embedded": False,
         "mean": list(backbone.mean),
         "std": list(backbone.std),

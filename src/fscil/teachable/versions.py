@@ -108,7 +108,10 @@ class Versions:
             fresh = embed and not embedded
             written = weights() if fresh or (embedded and not same) else None
             if fresh:
-                config = {**config, "backbone": {**config["backbone"], "embedded": True, "weights": None}}
+                config = {
+                    **config,
+                    "backbone": {**config["backbone"], "embedded": True, "weights": None, "weights_sha256": None},
+                }
             self.head = folder.write(config, versions, written, self.head if same else None)
             self.items, self.folder = versions, folder
         for version in self.items[:-1]:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from fscil.errors import UserError
+from fscil.files import check_header, digest_file
 from fscil.registry import SHIPPED_BACKBONES
 from fscil.teachable.folder import BACKBONE, Head, ModelFolder
 
@@ -31,6 +32,22 @@ def find_weights(folder: ModelFolder, head: Head, given: str | os.PathLike | Non
             f'"{chosen["weights"]}", which is not there any more; say where they are with --weights FILE.'
         )
     return None
+
+
+def check_named_weights(path: Path, wanted: str | None) -> None:
+    """Refuses a file that a model names as its weights unless it is the one the model was fitted on.
+
+    A model may come from anyone, and so may the path in it: nothing but a regular safetensors file with the SHA-256
+    that the model has written down is opened. Models of version 0.1 have none; the backbone's own hash, which is
+    compared once the file is read, decides there.
+    """
+    try:
+        check_header(path)
+        found = digest_file(path) if wanted is not None else None
+    except (UserError, OSError) as error:
+        raise UserError(f"the model names weights that cannot be used: {error}; pass --weights FILE.") from error
+    if found != wanted:
+        raise UserError(f'the weights "{path}" are not those the model was fitted on; pass these with --weights FILE.')
 
 
 def fetched_weights(name: str) -> Path | None:
