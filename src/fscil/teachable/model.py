@@ -1,8 +1,8 @@
 """A model that is trained once on the classes at hand and taught new ones from a few pictures each, for months.
 
 The methods do the learning; `knowledge.py` adds class names, a calibrated confidence and the answer "unknown",
-`recognition.py` answers, `versions.py` keeps what can be undone and saved; this file reads pictures, plans and teaches.
-`estimator.py` adds scikit-learn's manners; the commands do without them, because scikit-learn takes most of a second to
+`recognition.py` and `answering.py` answer, `versions.py` keeps what can be undone and saved; this file reads pictures,
+plans and teaches. `estimator.py` adds scikit-learn's manners; the commands do without them, because scikit-learn takes most of a second to
 import.
 """
 
@@ -13,32 +13,31 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from fscil import registry
 from fscil.backbones.vit import Backbone
 from fscil.data.pictures import Label
-from fscil.data.pixels import ImageStore, Pixels
+from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.methods.base import Method
 from fscil.methods.making import make_method
-from fscil.runtime import Runtime
 from fscil.strict import build
+from fscil.teachable.answering import Answering
 from fscil.teachable.folder import BACKBONE, ModelFolder
 from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
-from fscil.teachable.lessons import fitting_labels, labelled, left_out, pictures_of, read_lesson
+from fscil.teachable.lessons import fitting_labels, labelled, left_out, read_lesson
 from fscil.teachable.names import check_class_names
 from fscil.teachable.planning import choose_held_out, fit_frozen, make_plan
-from fscil.teachable.recognition import Alike, Notice, Recogniser, Recognition
+from fscil.teachable.recognition import Notice
 from fscil.teachable.starting import (
     check_options,
     check_parameters,
@@ -55,16 +54,8 @@ from fscil.teachable.weights import check_named_weights, find_weights
 KEPT_PARAMETERS = ("held_out", "false_rejection", "unknown", "skip_bad", "thumbnails")
 
 
-class Teachable:
+class Teachable(Answering):
     """Everything `fscil.FewShotClassifier` does; see there for the parameters."""
-
-    # what `fit` and `load` set
-    config_: dict[str, Any]
-    runtime_: Runtime
-    backbone_: Backbone
-    transform_: Transform
-    knowledge_: Knowledge
-    _versions: Versions
 
     def __init__(
         self,
@@ -230,67 +221,6 @@ class Teachable:
         self._versions.start_anew({**record, "event": event}, self.knowledge_.tensors())
         return self
 
-    # ---- answers ----------------------------------------------------------------------------------------------------
-    def recogniser(self) -> Recogniser:
-        """What answers, on the present state of the model."""
-        self.check_fitted()
-        return Recogniser(self.knowledge_, self.transform_, self.short_side_, self.runtime_, self.seed)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Class names; with the parameter `unknown`, that answer for pictures of no known class."""
-        probabilities, rejected, _ = self.answers(X)
-        names = self.classes_[probabilities.argmax(1)]
-        return names if self.unknown is None else np.where(rejected, np.array(self.unknown), names.astype(str))
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Calibrated probabilities (n, classes), columns as in `classes_`."""
-        return self.answers(X)[0]
-
-    def is_unknown(self, X: Any) -> np.ndarray:
-        """Whether each picture is of no known class."""
-        return self.answers(X)[1]
-
-    def unknown_scores(self, X: Any) -> np.ndarray:
-        """How well each picture fits the known classes; below `calibration_["threshold"]` it is unknown."""
-        return self.answers(X)[2]
-
-    def answers(self, X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(probabilities, whether unknown, score of fit) of all pictures in one pass; unreadable ones are an error."""
-        _, answers = self.recogniser().readable(pictures_of(X))
-        return answers.probabilities.numpy(), answers.unknown.numpy(), answers.scores.numpy()
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Accuracy of `predict`."""
-        X, labels = labelled(X, y)
-        right = self.predict(X) == np.array(labels)
-        return float(np.average(right, weights=sample_weight))
-
-    def recognise(self, X: Any, top: int = 5, alike: int = 0) -> list[Recognition]:
-        """Label, confidence and best classes of each picture; unreadable ones say so instead of stopping the others.
-
-        With `alike`, so many kept pictures most like each come along, if small copies are kept.
-        """
-        return self.recogniser().recognise(pictures_of(X), top, alike)
-
-    def recognise_decoded(self, arrays: Sequence[np.ndarray], top: int = 5, alike: int = 0) -> list[Recognition]:
-        """`recognise` for pictures uint8 (height, width, 3) that are upright and reduced to `short_side_` already."""
-        recogniser = self.recogniser()
-        return recogniser.described(recogniser.answers(ImageStore.from_list(arrays), alike), top)
-
-    def embed(self, X: Any) -> np.ndarray:
-        """Features (n, d) of pictures under the trained backbone."""
-        recogniser = self.recogniser()
-        if not self.knowledge_.method.features_fixed:
-            raise UserError(f"method {self.config_['method']} has no features that stay as they are.")
-        return recogniser.features(pictures_of(X)).numpy()
-
-    def nearest_thumbnails(self, X: Any, count: int = 3) -> list[list[Alike]]:
-        """(class, cosine, small copy uint8) of the kept pictures most like each picture; empty if none were kept."""
-        self.check_fitted()
-        if not self.knowledge_.thumbnails:
-            return [[] for _ in pictures_of(X)]
-        return self.knowledge_.nearest_thumbnails(torch.from_numpy(self.embed(X)), count)
-
     # ---- files ------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike, embed: bool = False) -> Path:
         """Writes the model into a folder, or what is new in it into the folder it came from. Whole, or not at all.
@@ -385,46 +315,6 @@ class Teachable:
                 self._restore()
                 raise
 
-    @property
-    def classes_(self) -> np.ndarray:
-        self.check_fitted()
-        return np.array(self.knowledge_.names)
-
-    @property
-    def history_(self) -> list[dict[str, Any]]:
-        self.check_fitted()
-        return self._versions.events
-
-    @property
-    def folder_(self) -> ModelFolder | None:
-        """The folder it was saved to or loaded from."""
-        return self._versions.folder
-
-    @property
-    def class_info_(self) -> list[dict[str, Any]]:
-        """Name, number of pictures, whether it is a base class, and since when it is known, of each class."""
-        self.check_fitted()
-        return [dict(info) for info in self.knowledge_.classes]
-
-    @property
-    def calibration_(self) -> dict[str, Any]:
-        self.check_fitted()
-        return dict(self.knowledge_.calibration)
-
-    @property
-    def size_(self) -> int:
-        """Bytes of the saved model."""
-        head = self._versions.head
-        return head.bytes if head is not None else 0
-
-    @property
-    def short_side_(self) -> int:
-        """Pixels that the shorter side of a picture is reduced to before anything else."""
-        return short_side(self.transform_)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return bool(getattr(self, "_versions", None))
-
     # ---- small parts ------------------------------------------------------------------------------------------------
     def _new_method(self) -> Method:
         chosen = self.config_
@@ -437,13 +327,6 @@ class Teachable:
     def _note_left_out(self, source: Any) -> None:
         if isinstance(source, (str, os.PathLike)) and (said := left_out(source)):
             self.note(said)
-
-    def check_fitted(self) -> None:
-        """Raises scikit-learn's NotFittedError before `fit` or `load`."""
-        if not self.__sklearn_is_fitted__():
-            from sklearn.exceptions import NotFittedError
-
-            raise NotFittedError("this model is not fitted yet; call fit, or open one with load.")
 
     # ---- versions ---------------------------------------------------------------------------------------------------
     def _finish(self, action: str, classes: dict[str, int], when: str) -> None:
