@@ -275,8 +275,8 @@ def of_method(name, **changes):
     """A model of four classes by any method, on a two-block ViT; enough is held out to say unknown."""
     fields = {field.name for field in dataclasses.fields(registry.method_class(name).Options)}
     options = {key: value for key, value in SMALL.items() if key in fields}
-    transform = {"size": 16, "resize": 16, "scale": (0.6, 1.0)}
-    parameters = {"train": "always", "options": options, "transform": transform, "held_out": 0.4, **changes}
+    preprocessing = {"size": 16, "resize": 16, "scale": (0.6, 1.0)}
+    parameters = {"train": "always", "options": options, "preprocessing": preprocessing, "held_out": 0.4, **changes}
     return FewShotClassifier(name, make_backbone(), **parameters).fit(*pictures(range(4), 14))
 
 

@@ -2,8 +2,8 @@
 
 The methods do the learning; `knowledge.py` adds class names, a calibrated confidence and the answer "unknown",
 `recognition.py` and `answering.py` answer, `versions.py` keeps what can be undone and saved; this file reads pictures,
-plans and teaches. `estimator.py` adds scikit-learn's manners; the commands do without them, because scikit-learn takes most of a second to
-import.
+plans and teaches. `estimator.py` adds scikit-learn's manners; the commands do without them, because scikit-learn takes
+most of a second to import.
 """
 
 from __future__ import annotations
