@@ -108,7 +108,7 @@ def test_a_lesson_that_was_not_learned_is_said(weights):
     (one,), (two,) = pictures([20], 1)[0], pictures([33], 1)[0]
     said = said_by(lambda: clf.learn([one, two], ["mixed"] * 2))
     assert any(text.startswith('"mixed" was not learned: 2 of its 2 pictures would be called unknown') for text in said)
-    assert all("--add" in text for text in said if "not learned" in text)
+    assert all("add more pictures" in text for text in said if "not learned" in text)
 
 
 def test_a_class_that_is_another_one_is_said_and_so_is_what_it_takes(weights):

@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fscil.commands.teach import Device, Model, Weights
+from fscil.commands.teach import Device, Weights
 
 PANEL = "Your own photos"
 
 
 def app(
-    model: Model,
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="The model folder.")] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="No model and no photos: fit a small one, with pictures to try and to teach.")
+    ] = False,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to listen. Anything but this machine needs a password.")
     ] = "127.0.0.1",
@@ -32,17 +35,26 @@ def app(
 
     **Examples**
 
+    `fscil app --demo --open`
+
     `fscil app birds --open`
 
     `fscil app birds --host 0.0.0.0 --password-file secret.txt`
     """
     from fscil.commands._shared import read_head
-    from fscil.serving.page import serve
+    from fscil.errors import UserError
 
-    read_head(model)  # a folder that is no model is said at once, before anything heavy is imported
+    if demo == (model is not None):
+        raise UserError("give a model folder, or --demo for one to try things with.")
+    if model is not None:
+        read_head(model)  # a folder that is no model is said at once, before anything heavy is imported
     password = read_password(password_file)
+    from fscil.serving.page import serve
+    from fscil.teachable.demo import make_demo
+
+    made = make_demo() if demo else None
     serve(
-        model,
+        made.model if made is not None else model,
         host,
         port,
         user=user,
@@ -50,6 +62,7 @@ def app(
         weights=weights,
         device=device or "auto",
         open_browser=open_browser,
+        demo=made,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-PANEL = "Look around"
+PANEL = "Results"
 
 
 def report(

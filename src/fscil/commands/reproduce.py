@@ -54,6 +54,7 @@ def reproduce(
     device: shared.Device = None,
     precision: shared.Precision = None,
     tensorboard: shared.Tensorboard = False,
+    track: shared.Track = None,
     quiet: shared.Quiet = False,
 ) -> None:
     """Make tables and figures of the paper, on any dataset.
@@ -92,6 +93,7 @@ def reproduce(
             device=device,
             precision=precision,
             tensorboard=tensorboard,
+            track=track,
         ),
         second_backbone,
         second_weights,

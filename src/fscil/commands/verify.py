@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from fscil.experiments.verify import Check
 
-PANEL = "Look around"
+PANEL = "Results"
 
 
 def verify(

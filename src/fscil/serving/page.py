@@ -1,4 +1,4 @@
-"""The web page of `fscil app`, in Gradio: recognise, teach, classes, history. `page_parts` draws what it shows."""
+"""The web page of `fscil app`, in Gradio: recognise, teach, inbox, classes, history. `page_parts` draws it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from fscil.serving import page_parts
 from fscil.serving.decoding import Decoders
 from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names, body_bytes, is_local, visitor
 from fscil.serving.listening import listen, make_server
+from fscil.serving.page_demo import lesson_buttons
+from fscil.serving.page_inbox import inbox_tab
+from fscil.serving.page_recognise import class_names, recognise_tab
 from fscil.serving.uploads import UPLOAD, Uploads, upload_folder
 from fscil.teachable.names import check_class_name
 
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
     import gradio as gr
 
     from fscil.serving.host import Host
+    from fscil.teachable.demo import Demo
 
-SHOWN_ALIKE = 3  # known pictures beside an answer, where small copies are kept
 WRONG_PASSWORD = 1.0  # seconds that a wrong password costs; one is tried at a time
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 # Gradio has many more addresses (its API's description, a proxy, development); the page needs these.
@@ -57,8 +60,9 @@ log = logging.getLogger(__name__)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
-    """The page on one model, with a way out if people log in. `make_app` adds what keeps strangers out."""
+def make_page(host: Host, uploads: Uploads, user: str | None = None, demo: Demo | None = None) -> gr.Blocks:
+    """The page on one model, with a way out for the user that logged in, and with pictures to try and to teach in a
+    demonstration. `make_app` adds what keeps strangers out."""
     import gradio as gr
 
     page = gr.Blocks(title=f"{host.info()['name']} – fscil", analytics_enabled=False)
@@ -66,22 +70,7 @@ def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
         head = gr.HTML()
         with gr.Tabs() as tabs:
             with gr.Tab("Recognise", id="recognise"):
-                with gr.Row():
-                    with gr.Column():
-                        picture = uploads.only(gr.Image)(
-                            label="Picture to recognise",
-                            sources=["upload", "webcam", "clipboard"],
-                            type="filepath",
-                            height=280,
-                            buttons=[],
-                            webcam_options=gr.WebcamOptions(
-                                mirror=False, constraints={"video": {"facingMode": {"ideal": "environment"}}}
-                            ),
-                            elem_id="picture",
-                        )
-                        gr.HTML(f"<p>{_promise(host)}</p>", elem_classes="fs-hint")
-                    with gr.Column():
-                        found = gr.HTML(page_parts.placeholder("The answer appears here."), elem_id="answer")
+                changing = recognise_tab(host, uploads, _promise(host), demo.tries if demo else ())
             with gr.Tab("Teach", id="teach"):
                 with gr.Row():
                     with gr.Column():
@@ -107,6 +96,10 @@ def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
                         )
                         add_button = gr.Button("Add", visible=False, variant="primary", elem_id="add-button")
                         try_button = gr.Button("Try it on a picture", visible=False, elem_id="try-button")
+                        if demo is not None:
+                            changing += lesson_buttons(host, demo.lessons, said)
+            with gr.Tab("Inbox", id="inbox"):
+                changing += inbox_tab(host, uploads)
             with gr.Tab("Classes", id="classes") as classes_tab:
                 with gr.Row():
                     with gr.Column(scale=2):
@@ -127,9 +120,10 @@ def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
         revision, history, classes = host.revision, host.history, host.classes
         undoable = len(history) > 1
         return (
-            page_parts.heading(host.info()["name"], classes, login),
-            page_parts.class_table(classes),
-            gr.update(choices=[str(info["name"]) for info in classes], value=None),
+            page_parts.heading(host.info()["name"], classes, user is not None, user or "")
+            + page_parts.notes(host.notes),
+            page_parts.class_table(classes, host.thumbnails()),
+            gr.update(choices=class_names(host), value=None),
             gr.update(interactive=undoable),
             f"<p>Last change: {page_parts.escape(page_parts.in_words(history[-1]))}</p>" if undoable else "",
             page_parts.history_chart(history),
@@ -138,22 +132,6 @@ def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
         )
 
     views = [head, known, chosen, undo_button, last, chart, events, seen]
-
-    def recognise(path: str | None) -> tuple[Any, Any]:
-        if path is None:
-            return gr.skip(), gr.skip()
-        try:
-            (decoded,) = host.decode(uploads.find([path]))
-            (answer,) = host.recognise_decoded([decoded], alike=SHOWN_ALIKE)
-            shown = page_parts.answer(answer, decoded if answer.error is None else None)
-        except UserError as error:
-            shown = page_parts.message(page_parts.sentence(str(error)), "bad")
-        except Exception:
-            log.exception("recognising failed")
-            shown = page_parts.message("Something went wrong on the server. Please try again.", "bad")
-        finally:
-            uploads.discard([path])
-        return None, shown
 
     def lesson(add: bool, typed: str, paths: list[str] | None) -> Iterator[dict[Any, Any]]:
         """Teaches one class, saying what is going on. Pictures stay until they were learned from."""
@@ -212,7 +190,8 @@ def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
     quiet: dict[str, Any] = {"api_visibility": "private", "queue": False}
     lesson_views = [said, add_button, try_button, teach_button, name, shots]
     with page:
-        picture.change(recognise, picture, [picture, found], show_progress="minimal", show_progress_on=found, **quiet)
+        for change in changing:
+            change.then(show, None, views, **quiet)
         for button, add in ((teach_button, False), (add_button, True)):
             taught = button.click(partial(lesson, add), [name, shots], lesson_views, **queued)
             taught.then(show, None, views, **quiet)
@@ -226,7 +205,10 @@ def make_page(host: Host, uploads: Uploads, login: bool = False) -> gr.Blocks:
 
 
 def _promise(host: Host) -> str:
-    said = "Drop a picture, paste one, or take one with the camera. It is looked at and then deleted."
+    said = (
+        "Drop a picture, paste one, or take one with the camera. Its file is deleted once looked at; a small copy "
+        "stays in memory until the next one, so that you can teach it."
+    )
     if host.calibration["threshold"] is None:
         said += " This model never says “unknown”: it had too few pictures to tell from which point on it should."
     return said
@@ -251,7 +233,13 @@ def _change(change: Callable[[], str]) -> str:
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------
-def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", password: str | None = None) -> Any:
+def make_app(
+    host: Host,
+    address: str = "127.0.0.1",
+    user: str = "fscil",
+    password: str | None = None,
+    demo: Demo | None = None,
+) -> Any:
     """The page as an ASGI application behind its gate."""
     import gradio as gr
     from fastapi import FastAPI
@@ -269,11 +257,14 @@ def make_app(host: Host, address: str = "127.0.0.1", user: str = "fscil", passwo
 
     app = gr.mount_gradio_app(
         FastAPI(openapi_url=None),
-        make_page(host, uploads, login=password is not None),
+        make_page(host, uploads, user if password is not None else None, demo),
         path="/",
         server_name=address,
         auth=may_enter if password is not None else None,
-        auth_message=f"<p>To recognise with and teach {page_parts.escape(host.info()['name'])}.</p>",
+        auth_message=(
+            f"<p>To recognise with and teach {page_parts.escape(host.info()['name'])}. "
+            f"The name to log in with is <b>{page_parts.escape(user)}</b>.</p>"
+        ),
         allowed_paths=[],
         blocked_paths=[str(host.path.resolve()), str(Path.cwd())],
         max_file_size=host.limits.file_bytes,
@@ -368,6 +359,7 @@ def serve(
     weights: str | None = None,
     device: str = "auto",
     open_browser: bool = False,
+    demo: Demo | None = None,
 ) -> None:
     """Opens a model and shows the page until Ctrl-C. Elsewhere than on this machine, a password is asked for."""
     if password is None and not is_local(address):
@@ -389,7 +381,7 @@ def serve(
 
         listening = stack.enter_context(listen(address, port))
         host = Host(model, weights, device, decoders=Decoders().start())
-        app = make_app(host, address, user, password)
+        app = make_app(host, address, user, password, demo)
         port = listening.getsockname()[1]
         everywhere = address in ("0.0.0.0", "::")
         reached = "127.0.0.1" if everywhere else f"[{address}]" if ":" in address else address
