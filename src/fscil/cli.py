@@ -18,14 +18,21 @@ import typer
 
 from fscil import commands
 from fscil._version import __version__
+from fscil.commands._help import Command, Group
 from fscil.errors import UserError
 from fscil.text import printable
 
 LONGEST = 4000  # letters of an error: it may quote a name of any length
-PANELS = ("Experiments", "Your own photos", "Look around")  # order of the headings
+# The headings in their order, and the commands under each in the order of work; further ones follow.
+PANELS = {
+    "Your own photos": "fit learn predict evaluate review suggest classes info forget undo app serve export push pull",
+    "Experiments": "list fetch run compare reproduce tune",
+    "Results": "report leaderboard verify",
+}
 
 app = typer.Typer(
     name="fscil",
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -47,16 +54,20 @@ def _main(
 ) -> None:
     """Few-shot class-incremental learning on pretrained Vision Transformers.
 
-    Start with `fscil run`: SMP on the built-in benchmark, no data or network needed.
+    With photos, start with `fscil fit`, or with `fscil app --demo` to see what it does; for experiments, with
+    `fscil run`: SMP on the built-in benchmark, no data or network needed.
     """
 
 
 def _add_commands() -> None:
     names = [found.name for found in pkgutil.iter_modules(commands.__path__) if found.name[0] != "_"]
     modules = [importlib.import_module(f"{commands.__name__}.{name}") for name in names]
-    for module in sorted(modules, key=lambda module: PANELS.index(module.PANEL)):
-        for name, function in module.COMMANDS.items():
-            app.command(name, rich_help_panel=module.PANEL)(function)
+    found = {name: (module.PANEL, function) for module in modules for name, function in module.COMMANDS.items()}
+    for panel, line in PANELS.items():
+        order = line.split()
+        own = [name for name, (heading, _) in found.items() if heading == panel]
+        for name in sorted(own, key=lambda name: order.index(name) if name in order else len(order)):
+            app.command(name, rich_help_panel=panel, cls=Command)(found[name][1])
 
 
 _add_commands()

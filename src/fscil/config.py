@@ -110,6 +110,7 @@ class RuntimeConfig:
     checkpointing: bool = False  # recompute activations in the backward pass: slower, far less memory
     processes: int = 1  # how many processes took part (recorded; set by `accelerate launch`)
     tensorboard: bool = False  # write loss and metrics for TensorBoard into the run folder
+    trackers: str = ""  # others that get them, with commas: wandb, mlflow
     keep: Literal["ends", "all"] = "ends"  # which checkpoints stay: after the base and the last task, or after each
 
     def __post_init__(self) -> None:

@@ -33,10 +33,24 @@ def test_python_dash_m_is_the_command():
     assert done.stdout.strip() == f"fscil {__version__}"
 
 
+def test_help_is_in_the_order_of_work(fscil):
+    _, out, _ = fscil("--help")
+    places = [out.index(f"│ {name} ") for name in ("fit", "learn", "predict", "review", "app", "list", "run", "report")]
+    assert places == sorted(places)
+    headings = [out.index(heading) for heading in ("Your own photos", "Experiments", "Results")]
+    assert headings == sorted(headings)
+    assert {command.rich_help_panel for command in cli.app.registered_commands} == set(cli.PANELS)
+    assert {name for line in cli.PANELS.values() for name in line.split()} == {
+        c.name for c in cli.app.registered_commands
+    }
+
+
 def test_every_command_explains_itself(fscil):
     for command in cli.app.registered_commands:
         status, out, _ = fscil(command.name, "--help")
         assert status == 0 and command.name in out
+        for name in ("<bool>", "<str>", "<int", "<float", "<path>", "<list", "INTEGER", "FLOAT", "list["):
+            assert name not in out, f"{command.name} --help speaks Python: {name}"
         assert "Examples" in out or "Example" in out, f"{command.name} has no example in its help"
 
 

@@ -1,7 +1,10 @@
 """The web page: its parts as HTML, its uploads, and all of it in a real browser against a real `fscil app`."""
 
 import asyncio
+import base64
 import contextlib
+import csv
+import io
 import json
 import os
 import re
@@ -106,7 +109,10 @@ def test_names_of_people_stay_text():
         page_parts.answer(recognition(label=None, top=[], error=HOSTILE)),
         page_parts.message(HOSTILE),
         page_parts.heading(HOSTILE, classes),
-        page_parts.class_table(classes),
+        page_parts.class_table(classes, {HOSTILE: [np.zeros((2, 2, 3), "u1")]}),
+        page_parts.inbox_card(np.zeros((2, 2, 3), "u1"), HOSTILE, 1, 1),
+        page_parts.answers_table([HOSTILE], [recognition(label=HOSTILE)], [None]),
+        page_parts.notes([HOSTILE]),
         page_parts.history_table([event(**{HOSTILE: 3})]),
     ]
     for part in parts:
@@ -133,9 +139,52 @@ def test_history_rows_are_newest_first_and_numbered_as_in_the_chart():
     many = {f"class {number}": 2 for number in range(6)}
     page = Parsed(page_parts.history_table([event("fit", 0.5, **many), event("learn", 0.25, 0.125, **many)]))
     named = "“class 0”, “class 1”, “class 2”, “class 3” and 2 more (12 pictures)"
-    newest = f"1 Learned {named} 15 Nov 2026, 22:01 UTC 6 25 % 12 %"
+    newest = f"1 Learned {named} 15 Nov 2026, 22:01 UTC 6 25 % −25 12 %"
     oldest = "0 Started with 6 classes (12 pictures) 15 Nov 2026, 22:01 UTC 6 50 % –"
     assert page.text.endswith(f"Taught called unknown {newest} {oldest}")
+
+
+def test_small_changes_are_folded_away():
+    history = [event("fit", 0.8, a=9), event("learn", 0.8, a=1), event("learn", 0.79, a=1), event("learn", 0.7, a=1)]
+    page = page_parts.history_table(history)
+    shown, folded = page.split("<details>")
+    assert "2 smaller changes" in Parsed(folded).text
+    rows = [Parsed(part).text.count("Learned “a” (1 picture)") for part in (shown, folded)]
+    assert rows == [1, 2] and "70 % −9" in Parsed(shown).text and "Started with" in Parsed(shown).text
+    assert "<details>" not in page_parts.history_table(history[:1])
+
+
+def test_classes_are_in_order_with_the_pictures_that_are_kept():
+    classes = [
+        {"name": name, "pictures": 3, "base": True, "since": "2026-11-15T22:01:34Z"} for name in ("b 10", "b 9", "A", 3)
+    ]
+    page = Parsed(page_parts.class_table(classes, {"b 9": [np.zeros((96, 96, 3), np.uint8)] * 2}))
+    assert re.findall(r"(b 10|b 9|A|3) 3 base", page.text) == ["3", "A", "b 9", "b 10"]
+    assert [image["alt"] for image in page.all("img")] == ["picture of b 9"] * 2
+
+
+def test_answers_about_several_pictures_are_a_table_and_a_csv_file():
+    found = [recognition(), recognition(label=None, unknown=True, top=[("owl", 0.4)]), recognition(error="no picture")]
+    small = np.zeros((10, 10, 3), np.uint8)
+    page = Parsed(page_parts.answers_table(["=a.jpg", HOSTILE, "c.txt"], found, [small, small, None]))
+    assert "jay 90 % =a.jpg" in page.text and "Unknown nearest: owl" in page.text and "no picture c.txt" in page.text
+    assert len(page.all("img")) == 2
+    (link,) = page.all("a")
+    head, data = link["href"].split(",", 1)
+    rows = list(csv.reader(io.StringIO(base64.b64decode(data).decode())))
+    assert link["download"] == "answers.csv" and head.startswith("data:text/csv")
+    assert rows[0] == ["file", "label", "confidence", "unknown", "error"]
+    assert rows[1][:2] == ["'=a.jpg", "jay"] and rows[2][:2] == [HOSTILE, "unknown"] and rows[3][4] == "no picture"
+
+
+def test_an_inbox_counts_answers_and_passes_over():
+    from fscil.serving.page_inbox import Inbox
+    from fscil.teachable.suggesting import Suggestion
+
+    order = [Suggestion(at, "jay", 0.5, "owl", False) for at in (2, 0, 1)]
+    inbox = Inbox(["a", "b", "c"], order).answered("jay").answered(None).answered("jay")
+    assert inbox.lessons() == {"jay": ["c", "b"]} and inbox.current is None
+    assert inbox.answered("owl").answers == inbox.answers
 
 
 # ---- keeping strangers out -------------------------------------------------------------------------------------------
@@ -306,11 +355,12 @@ def world(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def running(model, tmp_path, *arguments, password=None):
+def running(model, tmp_path, *arguments, password=None, **variables):
     """(address, folder of its temporary files) of `fscil app`, which is ended by Ctrl-C and must end well."""
     temporary = tmp_path / "temporary"
     temporary.mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", "FSCIL_PASSWORD": password or ""}
+    environment |= variables
     command = [sys.executable, "-m", "fscil", "app", str(model), "--port", "0", "--device", "cpu", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
@@ -369,8 +419,23 @@ class Visitor:
         self.wait("[role=tablist]", name)
         [tab for tab in self.browser.find_elements("css selector", "[role=tab]") if tab.text == name][0].click()
 
+    def choose(self, css, name):
+        """Types a name into a list of them."""
+        from selenium.webdriver.common.keys import Keys
+
+        self.click(f"{css} input")
+        box = self.find(f"{css} input")
+        box.send_keys(Keys.CONTROL, "a")
+        box.send_keys(name)
+        box.send_keys(Keys.ENTER)  # takes the name and closes the list
+        time.sleep(0.3)
+
     def upload(self, css, *files):
         self.find(f"{css} input[type=file]").send_keys("\n".join(map(str, files)))
+
+    def upload_through(self, button, *files):
+        """Through a button of that label, whose input lies beside it."""
+        self.find(f"input[data-testid='{button}-upload-button']").send_keys("\n".join(map(str, files)))
 
     def recognise(self, file, expected):
         self.tab("Recognise")
@@ -496,6 +561,72 @@ def test_recognise_teach_undo_and_restart(world, browser, tmp_path):
         assert visitor.errors() == []
 
 
+@pytest.mark.slow
+@pytest.mark.extra("app")
+def test_answers_are_corrected_several_pictures_asked_about_and_an_inbox_taught(world, browser, tmp_path):
+    model = shutil.copytree(world["model"], tmp_path / "runes")
+    with running(model, tmp_path) as (address, temporary):
+        visitor = Visitor(browser, address).open()
+        visitor.recognise(world["new"][0], "sure." if not library_says(model, world["new"][0]).unknown else "Unknown")
+        visitor.choose("#truth", "rune of mine")
+        visitor.click("#teach-this")
+        visitor.wait("#correction-said", "Learned “rune of mine” (1 picture)")
+        visitor.wait("#correction-said", "learned from one picture")
+        visitor.wait(".fs-head", "knows 7 classes, 1 of them taught")
+        visitor.recognise(world["new"][0], "rune of mine")
+        visitor.choose("#truth", world["name"])  # a known class: the picture is added to it
+        visitor.click("#teach-this")
+        visitor.wait("#correction-said", f"Learned “{world['name']}” (1 picture)")
+
+        text = tmp_path / "text.png"
+        text.write_text("I am no picture")
+        visitor.upload_through("Several pictures at once", *world["known"], text)
+        visitor.wait("#answer", "Download as CSV")
+        answer = visitor.read("#answer")
+        assert "not a picture of a known format" in answer and "text.png" in answer
+        assert sum(name.name in answer for name in world["known"]) == TEST_PICTURES
+        assert not browser.find_elements("css selector", "#teach-this")  # that is for one picture
+        assert wait_until(lambda: files_in(temporary) == [])
+
+        visitor.tab("Inbox")
+        visitor.upload_through("Add unlabelled pictures", *world["shots"], *world["known"][1:2])
+        visitor.wait("#inbox-card", "1 of 6")
+        visitor.choose("#inbox-name", "from the inbox")
+        visitor.click("#inbox-answer")
+        visitor.wait("#inbox-card", "2 of 6")
+        guessed = visitor.read("#inbox-guess-0")
+        visitor.click("#inbox-guess-0")
+        visitor.wait("#inbox-card", "3 of 6")
+        visitor.click("#inbox-skip")
+        visitor.wait("#inbox-card", "4 of 6")
+        visitor.wait("#inbox-teach", "Teach 2 answers")
+        visitor.click("#inbox-teach")
+        visitor.wait("#inbox-said", "“from the inbox”")
+        visitor.wait("#inbox-said", f"“{guessed}”")
+        visitor.wait(".fs-head", "knows 8 classes, 2 of them taught")
+        assert visitor.errors() == []
+
+
+@pytest.mark.slow
+@pytest.mark.extra("app")
+def test_the_demonstration_needs_no_model_and_no_pictures(browser, tmp_path):
+    with running("--demo", tmp_path, FSCIL_CACHE=str(tmp_path / "cache")) as (address, _):
+        visitor = Visitor(browser, address).open()
+        visitor.wait(".fs-head", "knows 16 classes")
+        visitor.click("#try-0")
+        visitor.wait("#answer section", "Best classes")
+        visitor.tab("Teach")
+        visitor.click("#demo-teach-0")
+        visitor.wait("#lesson", "Learned “writing hand” (5 pictures)")
+        visitor.wait(".fs-head", "knows 17 classes, 1 of them taught")
+        visitor.click("#demo-teach-0")
+        visitor.wait("#lesson", "is known already")
+        visitor.tab("Recognise")
+        visitor.click("#try-3")
+        visitor.wait("#answer section", "writing hand")
+        assert visitor.errors() == []
+
+
 def bomb(side):
     """A PNG of a few kilobytes that decodes to side x side pixels."""
 
@@ -590,7 +721,9 @@ def test_a_phone_needs_no_sideways_scrolling(world, page):
     resize(visitor.browser, 390)
     try:
         visitor.open().recognise(world["known"][0], world["name"])
-        for name in ("Recognise", "Teach", "Classes", "History"):
+        answer, box = (visitor.find(css).rect for css in ("#answer", "#picture"))
+        assert answer["y"] < box["y"] and box["height"] < 200  # the answer comes first, the box has given way
+        for name in ("Recognise", "Teach", "Inbox", "Classes", "History"):
             visitor.tab(name)
             time.sleep(0.5)
             assert visitor.browser.execute_script("return document.documentElement.scrollWidth") <= 390
@@ -660,6 +793,7 @@ def test_a_password_is_asked_for(world, browser, tmp_path):
         for path in ("config", "gradio_api/queue/data", "gradio_api/heartbeat/abc", "gradio_api/startup-events"):
             assert status(f"{address}/{path}") == 401
         visitor = Visitor(browser, address).open()
+        visitor.wait("body", "The name to log in with is ann")
 
         def log_in(name, password):
             visitor.wait("button", "Login")
@@ -677,5 +811,6 @@ def test_a_password_is_asked_for(world, browser, tmp_path):
         visitor.errors()  # the refused passwords are logged
         visitor.recognise(world["known"][0], world["name"])
         assert visitor.errors() == []
+        assert "ann · Log out" in visitor.read(".fs-head")
         visitor.find(".fs-head a").click()
         visitor.wait("button", "Login")

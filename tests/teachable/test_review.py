@@ -66,7 +66,7 @@ def test_swapped_odd_and_doubled_pictures_are_found_worst_first(model):
     assert by_position[3].kind == "other class" and names[by_position[3].looks_like] == "class 0"
     assert by_position[3].doubt > 0.9 and by_position[12].kind == "odd"
     assert by_position[21].kind == "twin" and by_position[21].twin == 20
-    assert set(by_position) == {3, 12, 21}
+    assert {position for position, finding in by_position.items() if finding.kind != "odd"} == {3, 21}
     assert [finding.doubt for finding in found] == sorted((finding.doubt for finding in found), reverse=True)
 
 
@@ -108,7 +108,7 @@ def test_a_lesson_that_was_not_learned_is_said(weights):
     (one,), (two,) = pictures([20], 1)[0], pictures([33], 1)[0]
     said = said_by(lambda: clf.learn([one, two], ["mixed"] * 2))
     assert any(text.startswith('"mixed" was not learned: 2 of its 2 pictures would be called unknown') for text in said)
-    assert all("--add" in text for text in said if "not learned" in text)
+    assert all("add more pictures" in text for text in said if "not learned" in text)
 
 
 def test_a_class_that_is_another_one_is_said_and_so_is_what_it_takes(weights):
@@ -126,7 +126,7 @@ def test_a_strayed_picture_is_named_after_the_lesson(weights):
     images = pictures([10], 6)[0] + pictures([2], 1, seed=9)[0]
     said = said_by(lambda: clf.learn(images, ["new"] * 7))
     assert [text for text in said if 'picture 7, given as "new", looks like "class 2"' in text]
-    assert not [text for text in said if text.startswith("picture") and "picture 7" not in text]
+    assert not [text for text in said if 'looks like "' in text and "picture 7" not in text]
 
 
 def test_a_model_that_is_mostly_wrong_says_so_and_what_to_do(weights):

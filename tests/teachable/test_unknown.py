@@ -113,7 +113,7 @@ def test_left_out_scores_equal_a_space_that_never_saw_the_picture():
 def test_base_pictures_left_out_are_left_out_of_covariances_and_background_too():
     features, labels = clouds()
     space = replace(KnownSpace.of(features, labels, 4, 0.3), background=0.4)
-    got = space.left_out_scores(features, labels, base=(len(labels), 4))
+    got = space.left_out_base_scores(features, labels, (len(labels), 4), relative=True)
     for row in range(0, len(labels), 7):
         rest = torch.arange(len(labels)) != row
         without = replace(KnownSpace.of(features[rest], labels[rest], 4, 0.3), background=0.4)

@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fscil.commands.teach import Device, Model, Weights
+from fscil.commands.teach import Device, Weights
 
 PANEL = "Your own photos"
 
 
 def app(
-    model: Model,
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="The model folder.")] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="No model and no photos: fit a small one, with pictures to try and to teach.")
+    ] = False,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to listen. Anything but this machine needs a password.")
     ] = "127.0.0.1",
@@ -32,16 +35,27 @@ def app(
 
     **Examples**
 
+    `fscil app --demo --open`
+
     `fscil app birds --open`
 
     `fscil app birds --host 0.0.0.0 --password-file secret.txt`
     """
     from fscil.commands._shared import check_model
+    from fscil.errors import UserError
 
-    check_model(model, weights)
-    from fscil.serving.page import serve
-
+    if demo == (model is not None):
+        raise UserError("give a model folder, or --demo for one to try things with.")
+    if model is not None:
+        check_model(model, weights)
     password = read_password(password_file)
+    from fscil.serving.page import serve
+    from fscil.teachable.demo import make_demo
+
+    made = None
+    if model is None:
+        made = make_demo()
+        model = made.model
     serve(
         model,
         host,
@@ -51,6 +65,7 @@ def app(
         weights=weights,
         device=device or "auto",
         open_browser=open_browser,
+        demo=made,
     )
 
 

@@ -41,6 +41,10 @@ Memory = Annotated[float | None, typer.Option(metavar="GB", help="Ray: memory pe
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")]
 Precision = Annotated[str | None, typer.Option(help="auto, fp32, bf16.")]
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Log every run for TensorBoard.")]
+Track = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="Log every run to wandb, mlflow or tensorboard; several with commas."),
+]
 Markdown = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Put the tables between their marks in this Markdown file.")
 ]
@@ -84,6 +88,7 @@ def compare(
     device: Device = None,
     precision: Precision = None,
     tensorboard: Tensorboard = False,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare methods over seeds: run what is missing, then print the paper's main table.
@@ -157,6 +162,7 @@ def compare(
         device=device,
         precision=precision,
         tensorboard=tensorboard,
+        track=track,
     )
     todo = plan(output, spec.configs(**flags))
     overview = work(todo, engine_of(engine, jobs, address, cpus, gpus, memory), quiet)

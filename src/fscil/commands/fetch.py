@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-PANEL = "Look around"
+PANEL = "Experiments"
 
 
 def fetch(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-PANEL = "Experiments"
+PANEL = "Results"
 
 
 def leaderboard(

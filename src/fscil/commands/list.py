@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-PANEL = "Look around"
+PANEL = "Experiments"
 
 
 class Kind(str, Enum):
@@ -20,7 +20,9 @@ class Kind(str, Enum):
     metrics = "metrics"
 
 
-def list_choices(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+def list_choices(
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help=f"One of {', '.join(kind.value for kind in Kind)}.")],
+) -> None:
     """List methods, heads, datasets, backbones, recipes, the experiments of the paper, or what the metrics mean.
 
     **Examples**

@@ -10,7 +10,7 @@ import typer
 
 from fscil.text import printable
 
-PANEL = "Look around"
+PANEL = "Results"
 
 
 def report(

@@ -55,6 +55,7 @@ def reproduce(
     device: shared.Device = None,
     precision: shared.Precision = None,
     tensorboard: shared.Tensorboard = False,
+    track: shared.Track = None,
     quiet: shared.Quiet = False,
 ) -> None:
     """Make tables and figures of the paper, on any dataset.
@@ -95,6 +96,7 @@ def reproduce(
             device=device,
             precision=precision,
             tensorboard=tensorboard,
+            track=track,
         ),
         second_backbone,
         second_weights,

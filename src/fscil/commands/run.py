@@ -67,6 +67,9 @@ def run(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log loss and metrics for TensorBoard, in the run folder.")
     ] = False,
+    track: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Log them to wandb, mlflow or tensorboard; several with commas.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the final table.")] = False,
 ) -> None:
     """Run a method on a dataset: base task, every few-shot task, evaluation after each.
@@ -115,6 +118,7 @@ def run(
         device=device,
         precision=precision,
         tensorboard=tensorboard,
+        track=track,
     )
 
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one talks

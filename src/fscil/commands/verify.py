@@ -14,7 +14,7 @@ from fscil.text import printable
 if TYPE_CHECKING:
     from fscil.experiments.verify import Check
 
-PANEL = "Look around"
+PANEL = "Results"
 
 
 def verify(

@@ -308,4 +308,5 @@ def repeated(
         keep.append(position)
     notes = [f"{twice} of {len(labels)} pictures repeat another of their class and count once"] if twice else []
     pairs = ", ".join(itertools.islice(dict.fromkeys(torn), 5))
-    return keep, notes + ([f"{len(torn)} pictures are given for two classes ({pairs}): check them"] if torn else [])
+    are = "picture is" if len(torn) == 1 else "pictures are"
+    return keep, notes + ([f"{len(torn)} {are} given for two classes ({pairs}): check them"] if torn else [])

@@ -25,6 +25,7 @@ _PLACES = {
     "device": "runtime.device",
     "precision": "runtime.precision",
     "tensorboard": "runtime.tensorboard",
+    "track": "runtime.trackers",
 }
 
 
@@ -49,6 +50,7 @@ def run(
     device: str | None = None,
     precision: str | None = None,
     tensorboard: bool = False,
+    track: str | None = None,
     progress: bool = False,
 ) -> Results:
     """Run a method (default: smp) on a dataset (default: glyphs): base task, few-shot tasks, evaluation after each.
@@ -85,6 +87,7 @@ def run(
         device=device,
         precision=precision,
         tensorboard=tensorboard,
+        track=track,
     )
     return run_config(config, folder, resume=resume, display=LiveDisplay(quiet=not progress), announce=progress)
 

@@ -40,7 +40,7 @@ from fscil.experiments.run_folder import (
     own,
     same_everywhere,
 )
-from fscil.experiments.tensorboard import check_tensorboard, tensorboard
+from fscil.experiments.tracking import trackers_of, tracking
 from fscil.methods.making import make_method
 from fscil.runtime import Runtime
 
@@ -69,8 +69,7 @@ def run(
     With `share_base`, the model after the base task is left on that shelf, and taken from it.
     """
     display = display or LiveDisplay(quiet=True)
-    if config.runtime.tensorboard:
-        check_tensorboard()
+    trackers_of(config.runtime)
     place = make_runtime(config, display, **dict(runtime or {}))
     folder = same_everywhere(Path(folder) if folder is not None else new_folder(config), place)
     if resume:
@@ -91,7 +90,7 @@ def run(
         place.wait()
         if announce and place.is_main:
             _announce(record, parts.backbone, display)
-        with tensorboard(record, place):
+        with tracking(record, place):
             _learn_all(parts, place, record, display, share_base)
         return record.finish(parts.method, parts.backbone, parts.transform)
 

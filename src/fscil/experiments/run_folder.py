@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fscil.backbones.vit import Backbone
     from fscil.data.stream import Stream
     from fscil.data.transforms import Transform
-    from fscil.experiments.tensorboard import TensorBoard
+    from fscil.experiments.tracking import Tracking
     from fscil.methods.base import Method
 
 
@@ -76,7 +76,7 @@ class RunRecord:
         self.code = combined(modules)  # kept with every session: a run may be resumed with other code
         self.lines: list[str] = []  # of metrics.jsonl
         self.sessions: list[dict[str, Any]] = []
-        self.scalars: TensorBoard | None = None
+        self.scalars: Tracking | None = None
         self.hashes: RunHashes | None = None  # of a run that began before there were any: None to its end
         self.keeper = HashedKeeper(self)
         runtime.keeper = self.keeper

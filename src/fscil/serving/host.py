@@ -24,9 +24,11 @@ from fscil.data.pictures import decode
 from fscil.errors import UserError
 from fscil.serving.decoding import TOO_NARROW, Decoders
 from fscil.teachable.folder import HEAD, ModelFolder
+from fscil.teachable.health import model_notes
 from fscil.teachable.model import Teachable, timestamp
 from fscil.teachable.names import check_class_name, check_class_names
 from fscil.teachable.recognition import Recognition
+from fscil.teachable.suggesting import Suggestion, suggest_decoded
 
 AT_A_TIME = 2  # pictures of one request that are decoded at once: requests take turns
 LOOK_EVERY = 1.0  # seconds between looks at whether another process has changed the folder
@@ -117,6 +119,12 @@ class Host:
             raise UserError(f"{len(pictures)} pictures are too many at once; send at most {self.limits.pictures}.")
         return list(in_order(self._decode, pictures, AT_A_TIME))
 
+    def suggest(self, decoded: Sequence[np.ndarray]) -> list[Suggestion]:
+        """Which of these pictures are worth a label, best first, all of them."""
+        answering = self._current()
+        with answering.lock:
+            return suggest_decoded(answering.model, decoded)
+
     # ---- teaching ---------------------------------------------------------------------------------------------------
     def learn(self, name: str, pictures: Sequence[Picture], add: bool = False) -> dict[str, Any]:
         """Teaches one class; returns the event of the history, with what there is to say about it under `notes`."""
@@ -184,6 +192,18 @@ class Host:
     @property
     def calibration(self) -> dict[str, Any]:
         return self._current().model.calibration_
+
+    def thumbnails(self, most: int = 3) -> dict[str, list[np.ndarray]]:
+        """Small copies of pictures of each class, where they are kept."""
+        answering = self._current()
+        with answering.lock:
+            return answering.model.knowledge_.kept_pictures(most)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is wrong with the model as a whole."""
+        model = self._current().model
+        return model_notes(model.calibration_, len(model.class_info_), model.config_["backbone"]["name"])
 
     @property
     def revision(self) -> int:

@@ -5,6 +5,10 @@ Everything that people can name (classes, files, reasons) is escaped here and no
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
+import re
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
 
 PREVIEW = 320  # pixels of the longer side of the copy that the answer shows
 NAMED = 4  # classes that a line of the history names
+TINY = 56  # pixels of the longer side of pictures in tables
+MOVED = 0.02  # of a figure, from which on a change is worth a word
+TROUBLE = "Something went wrong on the server; the model is as it was. Please try again."
+QUIET: dict[str, Any] = {"api_visibility": "private", "queue": False}  # of Gradio's events that need no queue
 Event = Mapping[str, Any]
 ACTIONS = {"fit": "Started with", "learn": "Learned", "forget": "Removed", "drop history": "History dropped;"}
 SERIES = (
@@ -119,38 +127,141 @@ def answer(found: Recognition, picture: np.ndarray | None = None) -> str:
     )
 
 
-def heading(name: str, classes: Sequence[Mapping[str, Any]], login: bool = False) -> str:
+def answers_table(names: Sequence[str], found: Sequence[Recognition], pictures: Sequence[np.ndarray | None]) -> str:
+    """What several pictures show, a row each, and all of it to be downloaded as a CSV file."""
+    rows = []
+    for name, item, picture in zip(names, found, pictures):
+        small = f'<img class="tiny" src="{data_uri(picture, TINY)}" alt="">' if picture is not None else ""
+        shown = item.error or ("Unknown" if item.unknown else str(item.label))
+        style = ' class="unknown"' if item.unknown or item.error else ""
+        sure = "" if item.error else f"nearest: {item.top[0][0]}" if item.unknown else percent(item.confidence, 0)
+        rows.append((small, f"<b{style}>{escape(shown)}</b>", escape(sure), escape(name)))
+    table = _table(("", "Answer", "Sure", "File"), rows, main=1, numbers=())
+    link = f'<p class="fs-download">{_csv_link(names, found)}</p>'
+    return f'<section role="status" aria-label="answers">{table}{link}</section>'
+
+
+def inbox_card(picture: np.ndarray, reason: str, number: int, total: int) -> str:
+    """One picture to be labelled, and why it is asked about."""
+    return (
+        f'<section class="fs-card" aria-label="picture to label"><p class="fs-soft">{number} of {total}</p>'
+        f'<img class="large" src="{data_uri(picture, PREVIEW)}" alt="picture to label">'
+        f"<p>{escape(sentence(reason))}</p>"
+        "</section>"
+    )
+
+
+def strip(pictures: Sequence[np.ndarray]) -> str:
+    """Some pictures in a row."""
+    shown = "".join(f'<img class="tiny" src="{data_uri(picture)}" alt="">' for picture in pictures)
+    return f'<span class="strip">{shown}</span>'
+
+
+def _csv_link(names: Sequence[str], found: Sequence[Recognition]) -> str:
+    """The answers as `fscil predict --csv` has them, in the page itself."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(["file", "label", "confidence", "unknown", "error"])
+    for name, item in zip(names, found):
+        writer.writerow(
+            [_no_formula(name), _no_formula(item.shown), f"{item.confidence:.4f}", item.unknown, item.error or ""]
+        )
+    data = base64.b64encode(lines.getvalue().encode("utf-8")).decode()
+    return f'<a download="answers.csv" href="data:text/csv;charset=utf-8;base64,{data}">Download as CSV</a>'
+
+
+def _no_formula(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula.
+
+    >>> _no_formula("=1+1"), _no_formula("jay")
+    ("'=1+1", 'jay')
+    """
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def notes(texts: Sequence[str]) -> str:
+    """What is wrong with the model as a whole, if anything is."""
+    return "".join(message(sentence(text), "bad") for text in texts)
+
+
+def heading(name: str, classes: Sequence[Mapping[str, Any]], login: bool = False, user: str = "") -> str:
     taught = sum(not info["base"] for info in classes)
     known = f"knows {count(len(classes), 'class', 'classes')}" + (f", {taught} of them taught" if taught else "")
-    leave = '<a href="/logout?all_session=false">Log out</a>' if login else ""  # of this browser alone
+    leave = f'<span>{escape(user)} · <a href="/logout?all_session=false">Log out</a></span>' if login else ""
     return f'<header class="fs-head"><div><h1>{escape(name)}</h1><p>{known}</p></div>{leave}</header>'
 
 
-def class_table(classes: Sequence[Mapping[str, Any]]) -> str:
-    """Newest first: what was just taught is what people look for."""
+def in_order(name: object) -> list[tuple[int, int | str]]:
+    """How people sort names: without regard to case, numbers by size.
+
+    >>> sorted(["class 10", "Owl", "class 9", "jay"], key=in_order)
+    ['class 9', 'class 10', 'jay', 'Owl']
+    """
+    parts = re.split(r"(\d+)", str(name).casefold())
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
+
+
+def class_table(
+    classes: Sequence[Mapping[str, Any]], pictures: Mapping[str, Sequence[np.ndarray]] | None = None
+) -> str:
+    """All classes in order of their names, with small copies of their pictures where those are kept."""
     origin = {True: '<span class="chip">base</span>', False: '<span class="chip taught">taught</span>'}
-    rows = [
-        (escape(str(info["name"])), info["pictures"], origin[bool(info["base"])], _time(info["since"]))
-        for info in reversed(classes)
-    ]
+    rows = []
+    for info in sorted(classes, key=lambda info: in_order(info["name"])):
+        name, kept = escape(str(info["name"])), (pictures or {}).get(str(info["name"]), ())
+        strip = "".join(f'<img class="tiny" src="{data_uri(small, TINY)}" alt="picture of {name}">' for small in kept)
+        rows.append(
+            (
+                f"{name}<span class='strip'>{strip}</span>" if strip else name,
+                info["pictures"],
+                origin[bool(info["base"])],
+                _time(info["since"]),
+            )
+        )
     return _table(("Class", "Pictures", "Origin", "Since"), rows, main=0, numbers=(1,), style="tall")
 
 
+def matters(event: Event, before: Event | None) -> bool:
+    """Whether a change did more than add some pictures: a class came or went, or a figure moved by points."""
+    if before is None or event["action"] != "learn" or event["known"] != before["known"]:
+        return True
+    pairs = [(event.get(key), before.get(key)) for key, _, _ in SERIES]
+    return any(now is not None and was is not None and abs(now - was) >= MOVED for now, was in pairs)
+
+
 def history_table(history: Sequence[Event]) -> str:
-    """Every change, newest first, numbered as in the chart."""
-    rows = [
-        (
+    """The changes that matter, newest first, numbered as in the chart; small ones are folded away below."""
+    large: list[tuple[Any, ...]] = []
+    small: list[tuple[Any, ...]] = []
+    for number, event in enumerate(history):
+        before = history[number - 1] if number else None
+        row = (
             number,
             escape(in_words(event)),
             _time(event["when"]),
             event["known"],
-            escape(percent(event.get("held_out_accuracy"), 0)),
-            escape(percent(event.get("taught_rejection"), 0)),
+            _moved(event, before, "held_out_accuracy", good=1),
+            _moved(event, before, "taught_rejection", good=-1),
         )
-        for number, event in reversed(list(enumerate(history)))
-    ]
+        (large if matters(event, before) else small).append(row)
     titles = ("No.", "Change", "When", "Classes", "Base accuracy", "Taught called unknown")
-    return _table(titles, rows, main=1, numbers=(0, 3, 4, 5))
+    shown, folded = (
+        _table(titles, list(reversed(rows)), main=1, numbers=(0, 3, 4, 5)) if rows else "" for rows in (large, small)
+    )
+    if not folded:
+        return shown
+    return f"{shown}<details><summary>{count(len(small), 'smaller change')}</summary>{folded}</details>"
+
+
+def _moved(event: Event, before: Event | None, key: str, good: int) -> str:
+    """A figure, and by how many points it moved if that is worth a word; `good` is the direction that is."""
+    now, was = event.get(key), (before or {}).get(key)
+    if now is None or was is None or abs(now - was) < MOVED:
+        return escape(percent(now, 0))
+    step = round(100 * (now - was))
+    style = "up" if good * step > 0 else "down"
+    points = f"{step:+d}".replace("-", "−")
+    return f'{escape(percent(now, 0))} <span class="{style}">{points}</span>'
 
 
 def _time(stamp: str) -> str:

@@ -125,8 +125,8 @@ class Uploads:
 
         def paths(_: Any, payload: Any) -> Any:
             try:
-                if hasattr(payload, "root"):
-                    return [self.check(getattr(item, "image", None) and item.image.path) for item in payload.root]
+                if hasattr(payload, "root"):  # of a gallery, whose items hold a picture, or of a list of files
+                    return [self.check(getattr(getattr(item, "image", item), "path", None)) for item in payload.root]
                 return None if payload is None else self.check(payload.path)
             except UserError as error:
                 raise Error(sentence(str(error)), print_exception=False) from None

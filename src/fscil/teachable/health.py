@@ -23,8 +23,8 @@ FALL = 0.1  # of the accuracy on base pictures in one lesson that is worth a wor
 SWALLOWED = 0.2  # share of a class's pictures that a new class may take before it is said
 SURE = 0.8  # probability of another class from which on a picture is named
 NAMED = 3  # pictures, or classes, that are named of each kind
-WHY_UNKNOWN = "They hardly look alike to this backbone; add more (--add), of scenes like those to be recognised"
-WHY_ALIKE = "Add pictures of both (--add), or make them one class"
+WHY_UNKNOWN = "They hardly look alike to this backbone; add more pictures, of scenes like those to be recognised"
+WHY_ALIKE = "Add pictures of both, or make them one class"
 
 
 def model_notes(calibration: Mapping[str, Any], classes: int, backbone: str) -> list[str]:
@@ -60,7 +60,7 @@ def note_lesson(clf: Teachable, features: Tensor | None, labels: Tensor, names: 
         for text in model_notes(knowledge.calibration, len(knowledge.classes), clf.config_["backbone"]["name"]):
             clf.note(text)
     else:
-        for text in _harm(knowledge, history, set(labels.tolist())):
+        for text in _harm(knowledge, history):
             clf.note(text)
     if features is None or knowledge.space is None:
         return
@@ -91,7 +91,7 @@ def note_lesson(clf: Teachable, features: Tensor | None, labels: Tensor, names: 
             like = "none of the classes" if other is None else f'"{other}" ({percent(finding.share, 0)})'
             clf.note(f'{name}, given as "{given}", looks like {like}: check it')
     if more := sum(max(0, number - NAMED) for number in spoken.values()):
-        clf.note(f"{count(more, 'more picture')} should be checked; fscil review MODEL DIR lists them")
+        clf.note(f"{count(more, 'more picture')} should be checked; fscil review lists them")
 
 
 def _failed_classes(knowledge: Knowledge, looks: Looks, labels: Tensor) -> Iterator[tuple[int, str]]:
@@ -112,8 +112,8 @@ def _failed_classes(knowledge: Knowledge, looks: Looks, labels: Tensor) -> Itera
             yield label, f'"{name}" is hardly told from other classes: {wrong} of its {count(total, "picture")} {said}'
 
 
-def _harm(knowledge: Knowledge, history: Sequence[Mapping[str, Any]], touched: set[int]) -> Iterator[str]:
-    """What a lesson cost the base classes."""
+def _harm(knowledge: Knowledge, history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What a lesson, and the classes that came with it, cost the base classes."""
     before, after = (event.get("held_out_accuracy") for event in history[-2:])
     if (
         before is not None
@@ -123,13 +123,13 @@ def _harm(knowledge: Knowledge, history: Sequence[Mapping[str, Any]], touched: s
     ):
         yield (
             f"with this lesson the accuracy on base pictures fell from {percent(before, 0)} to {percent(after, 0)}; "
-            "fscil undo takes it back"
+            "undo takes it back"
         )
     if knowledge.judged is None:
         return
     answers, truth = knowledge.judged
     losses = []
-    for label in sorted(touched):
+    for label in range(history[-2]["known"], len(knowledge.classes)):
         for other in set(truth[answers == label].tolist()) - {label}:
             own = truth == other
             taken = int((answers[own] == label).sum())
@@ -138,5 +138,5 @@ def _harm(knowledge: Knowledge, history: Sequence[Mapping[str, Any]], touched: s
     for _, label, other, taken, total in sorted(losses, reverse=True)[:NAMED]:
         yield (
             f'"{knowledge.names[label]}" now takes {taken} of {total} pictures of "{knowledge.names[other]}". Add '
-            "pictures of both (--add), or take it back (fscil undo) and teach with clearer ones"
+            "pictures of both, or take it back (undo) and teach with clearer ones"
         )

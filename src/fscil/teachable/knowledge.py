@@ -183,6 +183,15 @@ class Knowledge:
             for values, places in zip(best.values.tolist(), best.indices.tolist())
         ]
 
+    def kept_pictures(self, most: int) -> dict[str, list[Any]]:
+        """Up to `most` small copies (uint8) of each class, where they are kept."""
+        found: dict[str, list[Any]] = {}
+        for lesson in self.thumbnails.values():
+            for label, pixels in zip(lesson["labels"].tolist(), lesson["pixels"]):
+                if label >= 0 and len(own := found.setdefault(str(self.names[label]), [])) < most:
+                    own.append(pixels.numpy())
+        return found
+
     # ---- names ------------------------------------------------------------------------------------------------------
     @property
     def names(self) -> list[Label]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fscil.teachable.knowledge import Knowledge
     from fscil.teachable.model import Teachable
 
-FAR_OUT = 3.5  # modified z-score below which a picture is odd (Iglewicz and Hoaglin)
+FAR_OUT = 5.0  # modified z-score below which a picture is odd; 3.5 is usual for one, and here are hundreds
 TWIN = 0.02  # squared distance of two pictures, by what it is on average within a class, below which they are twins
 AT_A_TIME = 1024  # rows whose distances to all others are held at once
 
@@ -71,7 +72,7 @@ def look(knowledge: Knowledge, features: Tensor, labels: Tensor, seen: Tensor) -
         reference, truth = (densities, fits), labels
     usable = ~reference[0].isnan().any(1)
     temperature = fit_temperature(reference[0][usable].cpu(), truth[usable].cpu()) if bool(usable.any()) else 1.0
-    normal = reference[1][usable]
+    normal = reference[1][usable] if int(usable.sum()) >= len(fits) else fits[~fits.isnan()]  # whichever are more
     middle = normal.median() if len(normal) else torch.tensor(0.0)
     spread = 1.4826 * (normal - middle).abs().median() if len(normal) else torch.tensor(torch.inf)
     chances = (densities / temperature).where(~densities.isnan(), -torch.inf).softmax(1)
@@ -174,10 +175,13 @@ def _judged(
     size = int(space.counts[base].sum()), int(base.sum())  # exact unless base classes gained or lost pictures since
     densities = torch.zeros(len(features), len(space.means), dtype=torch.float64, device=features.device)
     fits = torch.zeros(len(features), device=features.device)
-    for rows, part in ((seen & base[labels], size), (seen & ~base[labels], None)):
+    for rows, left_out in (
+        (seen & base[labels], partial(space.left_out_base_scores, base=size)),
+        (seen & ~base[labels], space.left_out_scores),
+    ):
         if bool(rows.any()):
-            densities[rows] = space.left_out_scores(features[rows], labels[rows], False, part).to(densities)
-            fits[rows] = space.over_classes(space.left_out_scores(features[rows], labels[rows], True, part))
+            densities[rows] = left_out(features[rows], labels[rows], relative=False).to(densities)
+            fits[rows] = space.over_classes(left_out(features[rows], labels[rows], relative=True))
     if bool((~seen).any()):
         densities[~seen] = space.scores(features[~seen], relative=False).to(densities)
         fits[~seen] = space.fit(features[~seen])

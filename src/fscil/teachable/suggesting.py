@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fscil.data.pictures import Label, batches
+from fscil.data.pixels import ImageStore
 from fscil.errors import UserError
 from fscil.maths.choosing import choose_diverse, groups_of, margin_worth, strangeness
 from fscil.teachable.review import space_of
@@ -27,7 +29,7 @@ class Suggestion:
     position: int
     label: Label  # the likeliest class
     confidence: float
-    second: Label | None
+    second: Label | None  # the next likeliest
     unknown: bool
     group: int | None = None
     group_size: int = 0
@@ -75,6 +77,15 @@ def suggest_from(knowledge: Knowledge, features: Tensor, count: int) -> list[Sug
             Suggestion(at, names[0], float(best.values[0]), second, bool(unknown[at]), numbers.get(group), size)
         )
     return found
+
+
+def suggest_decoded(clf: Teachable, arrays: Sequence[np.ndarray]) -> list[Suggestion]:
+    """All of some pictures uint8 (height, width, 3), as `recognise_decoded` takes them, by their worth."""
+    space_of(clf.knowledge_)
+    pixels = clf.recogniser().pixels(ImageStore.from_list(arrays))
+    with torch.no_grad():
+        features = clf.knowledge_.method.features(pixels)
+    return suggest_from(clf.knowledge_, features, len(arrays))
 
 
 def suggest(clf: Teachable, pictures: Sequence[Any], count: int) -> list[Suggestion]:

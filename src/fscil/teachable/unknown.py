@@ -127,35 +127,29 @@ class KnownSpace:
         white = torch.linalg.solve_triangular(torch.linalg.cholesky(sigma), features.to(wide).T, upper=False).T
         return white, math.sqrt(2 * float(torch.linalg.solve(sigma, within).trace()))
 
-    def left_out_scores(
-        self, features: Tensor, labels: Tensor, relative: bool = True, base: tuple[int, int] | None = None
-    ) -> Tensor:
-        """`scores` of pictures the means were made from, each as if its own class had been learned without it.
-
-        `base`, (pictures, classes), is for base pictures: they are part of the covariances and of the background too.
-        NaN where nothing is left of a class.
-        """
-        if base is not None:
-            return self._base_left_out(features, labels, relative, *base)
+    def left_out_scores(self, features: Tensor, labels: Tensor, relative: bool = True) -> Tensor:
+        """`scores` of taught pictures, each as if its own class had been learned without it; NaN if nothing is left."""
         result, counts = self.scores(features, relative), self.counts[labels]
         without = (self.means[labels] * counts[:, None] - features) / (counts - 1).clamp(min=1)[:, None]
         # one class per picture: the rest of the picture's own class; only the diagonal is wanted
         others = replace(self, means=without, counts=(counts - 1).clamp(min=1)).scores(features, relative).diagonal()
+        # nothing is left of a class of one picture
         result[torch.arange(len(labels)), labels] = torch.where(counts > 1, others, torch.full_like(others, torch.nan))
         return result
 
-    def _base_left_out(self, features: Tensor, labels: Tensor, relative: bool, pictures: int, known: int) -> Tensor:
+    def left_out_base_scores(self, features: Tensor, labels: Tensor, base: tuple[int, int], relative: bool) -> Tensor:
+        """The same for base pictures, which are part of the covariances and of the background too: `base` is how many
+        pictures, of how many classes, those were made of."""
         nowhere = torch.zeros_like(self.means[:1])  # −½ xᵀΣ⁻¹x is the density of a class at the origin, known for sure
         means, counts = torch.cat([self.means, nowhere]), torch.cat([self.counts.double(), torch.full((1,), torch.inf)])
         own = (means, counts.to(means.device), self.within, self.shrinkage)
-        classes = left_out_densities(features, labels, *own, degrees=pictures - known)
+        classes = left_out_densities(features, labels, *own, degrees=base[0] - base[1])
         classes, around = classes[:, :-1], -classes[:, -1]
         if not relative:
             return classes.float()
-        # the background: all base pictures as one class
-        everything = (self.centre[None], self.counts.new_tensor([pictures]), self.total, self.shrinkage)
+        everything = (self.centre[None], self.counts.new_tensor([base[0]]), self.total, self.shrinkage)  # as one class
         one = torch.zeros_like(labels)
-        total = -left_out_densities(features, one, *everything, gamma=0.0, degrees=pictures - 1).squeeze(1)
+        total = -left_out_densities(features, one, *everything, gamma=0.0, degrees=base[0] - 1).squeeze(1)
         return (classes + (self.background * total + (1 - self.background) * around)[:, None]).float()
 
 
