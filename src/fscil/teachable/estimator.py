@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from fscil.teachable.model import Teachable
 from fscil.teachable.recognition import Notice, Recognition
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 __all__ = ["FewShotClassifier", "Notice", "Recognition"]
 
@@ -65,7 +70,7 @@ class FewShotClassifier(Teachable, ClassifierMixin, BaseEstimator):
     array(['heron'], dtype='<U5')
     """
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.string, tags.no_validation = False, True, True
         return tags
