@@ -208,7 +208,7 @@ def _resolve_device(name: str) -> torch.device:
     return device
 
 
-def _join_processes(device: str):
+def _join_processes(device: str) -> Any:
     """An Accelerator when `accelerate launch` or torchrun started several processes, else None."""
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return None

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fscil.config import RunConfig, resolve
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
 from fscil.evaluation.limits import changes
 from fscil.text import file_name
+
+if TYPE_CHECKING:
+    from fscil.evaluation.tables import Table
 
 MARGINS = (0.05, 0.10, 0.15, 0.20, 0.25)
 SHOTS = (1, 5, 10, 20)
@@ -26,6 +29,7 @@ PAPER_SECOND_BACKBONE = "vit_base_patch16_224.augreg_in21k"
 
 Groups = Mapping[str, Sequence[Mapping[str, Any]]]  # row label -> results of its seeds
 Panels = Mapping[str, Groups]  # dataset -> rows
+Make = Callable[[Panels, str], dict[str, Any]]  # (results, stamp) -> tables and charts by name
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,13 @@ class Experiment:
 
     title: str
     variants: Mapping[str, Variant]  # by label
-    make: Callable[[Panels, str], dict[str, Any]] = field(repr=False)  # (results, stamp) -> tables and charts by name
+    make: Make = field(repr=False)
 
 
 # ---- how each is made ----------------------------------------------------------------------------------------------
 
 
-def _per_dataset(make: Callable[[str, Groups], Any]) -> Callable[[Panels, str], dict[str, Any]]:
+def _per_dataset(make: Callable[[str, Groups], Table]) -> Make:
     """One table for each dataset."""
 
     def make_all(panels: Panels, stamp: str) -> dict[str, Any]:
@@ -67,7 +71,7 @@ def _per_dataset(make: Callable[[str, Groups], Any]) -> Callable[[Panels, str], 
     return make_all
 
 
-def _figure(draw: Callable[[dict[str, Any], str], Any]) -> Callable[[Panels, str], dict[str, Any]]:
+def _figure(draw: Callable[[dict[str, Any], str], Any]) -> Make:
     """One figure with a panel per dataset."""
 
     def make(panels: Panels, stamp: str) -> dict[str, Any]:
@@ -78,12 +82,12 @@ def _figure(draw: Callable[[dict[str, Any], str], Any]) -> Callable[[Panels, str
     return make
 
 
-def _together(*parts: Callable[[Panels, str], dict[str, Any]]) -> Callable[[Panels, str], dict[str, Any]]:
+def _together(*parts: Make) -> Make:
     return lambda panels, stamp: {name: made for part in parts for name, made in part(panels, stamp).items()}
 
 
-def _metrics(title: str, metrics: Sequence[str], header: str = "Method", quoted: Callable | None = None):
-    def make(dataset: str, groups: Groups):
+def _metrics(title: str, metrics: Sequence[str], header: str = "Method", quoted: Callable | None = None) -> Make:
+    def make(dataset: str, groups: Groups) -> Table:
         from fscil.evaluation.tables import dataset_title, metric_table
 
         return metric_table(
@@ -93,7 +97,7 @@ def _metrics(title: str, metrics: Sequence[str], header: str = "Method", quoted:
     return _per_dataset(make)
 
 
-def _main(dataset: str, groups: Groups):
+def _main(dataset: str, groups: Groups) -> Table:
     from fscil.evaluation.tables import main_table
 
     return main_table(groups)
@@ -110,19 +114,19 @@ def _leads(panels: Panels, stamp: str) -> dict[str, Any]:
     }
 
 
-def _curves(panels, stamp):
+def _curves(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import accuracy_curves
 
     return accuracy_curves(panels, stamp=stamp)
 
 
-def _bars(panels, stamp):
+def _bars(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import base_new_bars
 
     return base_new_bars(panels, stamp=stamp)
 
 
-def _merging(panels, stamp):
+def _merging(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import merging_bars
     from fscil.evaluation.tables import metric, paper_numbers
 
@@ -145,25 +149,25 @@ def _by_number(groups: Groups) -> dict[float, Sequence[Mapping[str, Any]]]:
     return {float(label.split()[-1]): members for label, members in groups.items()}
 
 
-def _margins(panels, stamp):
+def _margins(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import margin_sweep
 
     return margin_sweep({title: _by_number(groups) for title, groups in panels.items()}, stamp=stamp)
 
 
-def _shots(panels, stamp):
+def _shots(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import shots
 
     return shots({title: _by_number(groups) for title, groups in panels.items()}, stamp=stamp)
 
 
-def _tradeoff(panels, stamp):
+def _tradeoff(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import tradeoff
 
     return tradeoff({title: _by_number(groups) for title, groups in panels.items()}, stamp=stamp)
 
 
-def _fisher(panels, stamp):
+def _fisher(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import fisher
 
     return fisher({title: groups["SMP"] for title, groups in panels.items()}, stamp=stamp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
@@ -14,6 +14,9 @@ from fscil.teachable.lessons import labelled
 from fscil.teachable.model import Teachable
 from fscil.teachable.packing import pack, unpack
 from fscil.teachable.recognition import Notice, Recognition
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 __all__ = ["FewShotClassifier", "Notice", "Recognition"]
 
@@ -105,7 +108,7 @@ class FewShotClassifier(Teachable, ClassifierMixin, TransformerMixin, BaseEstima
         unpack(twin, pack(self), getattr(self, "backbone_", None))
         return twin
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.string, tags.no_validation = False, True, True
         tags.transformer_tags.preserves_dtype = []  # features are float32, whatever pictures are made of
