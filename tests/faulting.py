@@ -88,6 +88,8 @@ class Disk:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "enospc" and self.count >= self.at and event in TAKE_SPACE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fsdecode(path))
+        if self.fault == "readonly":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fsdecode(path))
         if self.fault == "eio" and self.count == self.at:
             raise OSError(errno.EIO, os.strerror(errno.EIO), os.fsdecode(path))
 

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from faulting import FAULTS, SCENARIOS, Bench
+from faulting import FAULTS, SCENARIOS, Bench, Disk, forked, grid_job, import_all, model_outcome, taught
+from fscil.experiments.jobs import run_job
 
 SAMPLED = 20  # points in the slow tier; `make test-faults` tries all
 
@@ -29,14 +30,54 @@ def test_some_points(tmp_path):
         assert benches[name].problem(fault, at) == "", f"{name}, {fault} before operation {at}"
 
 
+@pytest.mark.parametrize("name", ["run", "resume", "fit", "learn", "export"])
+def test_a_folder_that_cannot_be_written_to_is_one_line_and_stays_as_it_is(name, tmp_path):
+    """As root one may write anywhere, so the disk itself refuses."""
+    place = tmp_path / "start"
+    place.mkdir()
+    import_all()
+    assert forked(lambda: SCENARIOS[name].prepare(place))[0] == 0
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+    def change():
+        Disk(place, "readonly").install()
+        SCENARIOS[name].change(place)
+
+    status, said = forked(change)
+    assert status == 2 and str(place) in said and "\n" not in said, said
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_a_grid_that_cannot_be_written_to_fails_its_cells_in_one_line_each(tmp_path):
+    import_all()
+
+    def change():
+        Disk(tmp_path, "readonly").install()
+        return run_job(grid_job(tmp_path).to_dict())
+
+    status, said = forked(change)
+    assert status == 0 and said["state"] == "failed" and "Read-only" in said["error"] and "\n" not in said["error"]
+
+
+def test_answers_need_no_place_to_write(tmp_path):
+    import_all()
+    assert forked(lambda: taught(tmp_path))[0] == 0
+
+    def answer():
+        disk = Disk(tmp_path, "readonly")
+        disk.install()
+        model_outcome(tmp_path)
+        return disk.count
+
+    assert forked(answer) == (0, 0)
+
+
 def test_the_faults_are_real(tmp_path):
     """The disk of these tests does stop a change: without that they would show nothing."""
     bench = Bench("learn", tmp_path)
     assert bench.operations > 10
     start = sorted(path.name for path in bench.start.rglob("*"))
     folder = bench._copy()
-    from faulting import forked
-
     assert forked(lambda: bench._disturbed(folder, "kill", 3))[0] == -9
     folder = bench._copy()
     status, said = forked(lambda: bench._disturbed(folder, "enospc", 1))
