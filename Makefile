@@ -1,6 +1,7 @@
 # make run        set up everything and run the main job: SMP on the built-in benchmark
 # make test       set up everything and run the tests
 # make test-all   the slow tier as well: browser, cluster, several processes, README commands
+# make test-faults  a power cut and a failing disk before every file operation; goes on where it was stopped
 # make lint       ruff: lint and format check
 # make types      mypy
 # make versions   write down the versions that the slow tier ran with: constraints/tested.txt
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 ARGS ?=
 
-.PHONY: run test test-all lint types format versions clean
+.PHONY: run test test-all test-faults lint types format versions clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.installed
@@ -25,6 +26,9 @@ test: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-slow
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 	$(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
+
+test-faults: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faulting.py --record .faults.jsonl $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -59,4 +63,4 @@ $(VENV)/.installed-slow: pyproject.toml | $(VENV)/pyvenv.cfg
 	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .faults.jsonl

@@ -114,7 +114,7 @@ def test_modules_and_functions_can_be_read_in_a_sitting():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and room(path) != "commands":
                 lines = node.end_lineno - node.lineno + 1
-                if lines > FUNCTION_AT_MOST:
+                if lines > FUNCTION_AT_MOST and node.name not in LONG_FUNCTIONS:
                     long.append(f"{path.relative_to(SOURCE)}: {node.name} has {lines} lines")
     assert not long, "\n".join(long)
 

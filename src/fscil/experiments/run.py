@@ -24,6 +24,7 @@ from fscil.data.datasets import load_dataset
 from fscil.data.stream import Stream, Task, make_stream
 from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay
+from fscil.errors import UserError
 from fscil.evaluation import metrics
 from fscil.evaluation.results import Results
 from fscil.evaluation.sessions import session_line
@@ -206,8 +207,14 @@ class Examination:
             logits = method.logits_from(self.features[images.to(self.features.device)])
         else:
             logits = method.logits(test.select(images))
-        if logits.shape != (len(images), seen) or logits.isnan().any():
-            raise RuntimeError(f"{self.name}, task {task.index}: logits {tuple(logits.shape)}; NaN or missing classes")
+        if logits.shape != (len(images), seen):
+            raise RuntimeError(f"{self.name}, task {task.index}: logits {tuple(logits.shape)} for {seen} classes")
+        if logits.isnan().any():
+            count = int(logits.isnan().any(1).sum())
+            raise UserError(
+                f"{self.name}: after task {task.index} the scores of {count} test images are no numbers (NaN). Take a "
+                "lower learning rate (--set options.lr=…) or --precision fp32. The last task that went well is kept."
+            )
         return self.stream.test_labels[images].cpu(), images, logits.topk(min(5, seen), dim=1).indices.cpu()
 
 

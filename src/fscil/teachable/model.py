@@ -27,11 +27,12 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
 from fscil.errors import UserError
+from fscil.files import check_finite
 from fscil.methods.base import Method
 from fscil.methods.making import make_method
 from fscil.strict import build
 from fscil.teachable.answering import Answering
-from fscil.teachable.folder import BACKBONE, ModelFolder
+from fscil.teachable.folder import BACKBONE, MAY_LACK, ModelFolder
 from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
 from fscil.teachable.lessons import fitting_labels, labelled, left_out, read_lesson
@@ -332,6 +333,7 @@ class Teachable(Answering):
     def _finish(self, action: str, classes: dict[str, int], when: str) -> None:
         """Calibrates and makes the present state a version."""
         knowledge = self.knowledge_
+        check_finite(knowledge.tensors(), "nothing was learned from these pictures", MAY_LACK)
         knowledge.calibrate(self.false_rejection)
         reported = ("held_out_accuracy", "held_out_rejection", "taught_rejection")
         event = {
