@@ -31,6 +31,9 @@ class Display:
     def report(self, **fields: Any) -> None:
         pass
 
+    def log(self, text: str) -> None:
+        pass
+
 
 class Keeper:
     """Keeps the progress of a long training stage; this one keeps nothing (`experiments.keeper` has one that does)."""

@@ -27,6 +27,7 @@ def serve(
         typer.Option(metavar="FILE", help="A file with the token clients must send; or set FSCIL_TOKEN."),
     ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the model at once.")] = 32,
+    access_log: Annotated[bool, typer.Option(help="A line on stderr for every request.")] = True,
     weights: Weights = None,
     device: Device = None,
 ) -> None:
@@ -54,6 +55,7 @@ def serve(
     from fscil.serving.gate import is_local
     from fscil.serving.host import Host
     from fscil.serving.listening import listen, make_server
+    from fscil.serving.operating import access_log_on_stderr
 
     token = _token(token_file)
     if token is None and not is_local(host):
@@ -66,7 +68,8 @@ def serve(
         where = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         known = f"{len(hosted.classes)} classes"
         print(f"serving {model} ({known}) at {where}, docs at {where}/docs; stop with Ctrl-C", file=sys.stderr)
-        with contextlib.suppress(KeyboardInterrupt):
+        shown = access_log_on_stderr() if access_log else contextlib.nullcontext()
+        with shown, contextlib.suppress(KeyboardInterrupt):
             make_server(make_app(hosted, token, host, max_batch=max_batch), hosted).run(sockets=[listening])
 
 

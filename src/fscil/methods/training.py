@@ -21,6 +21,7 @@ from fscil.data.pixels import Pixels
 from fscil.errors import UserError
 from fscil.maths.margins import cosine_schedule
 from fscil.runtime import Runtime
+from fscil.text import duration
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,11 @@ def train(
                 "lower the learning rate or use --precision fp32."
             )
         _keep(runtime, stage, weights, buffers, optimiser, epoch + 1)
+        if runtime.is_main:
+            took = time.perf_counter() - started
+            said = f"{stage}: epoch {epoch + 1}/{schedule.epochs}, loss {mean_loss:.4g}, {duration(took)}"
+            left = schedule.epochs - epoch - 1
+            runtime.display.log(f"{said}, about {duration(left * took)} left" if left else said)
     return mean_loss
 
 

@@ -20,9 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fscil import registry
 from fscil.backbones.vit import Backbone
 from fscil.data.pictures import Label
 from fscil.data.pixels import ImageStore, Pixels
@@ -32,11 +30,12 @@ from fscil.errors import UserError
 from fscil.methods.base import Method
 from fscil.methods.making import make_method
 from fscil.strict import build
+from fscil.teachable.expense import choose_plan, keeping
 from fscil.teachable.folder import BACKBONE, ModelFolder
 from fscil.teachable.knowledge import Knowledge
 from fscil.teachable.lessons import fitting_labels, labelled, left_out, pictures_of, read_lesson
 from fscil.teachable.names import check_class_names
-from fscil.teachable.planning import choose_held_out, fit_frozen, make_plan
+from fscil.teachable.planning import choose_held_out, fit_frozen
 from fscil.teachable.recognition import Alike, Notice, Recogniser, Recognition
 from fscil.teachable.starting import (
     check_options,
@@ -47,6 +46,7 @@ from fscil.teachable.starting import (
     short_side,
     start_runtime,
     transform_for,
+    usual_backbone,
 )
 from fscil.teachable.versions import Versions
 from fscil.teachable.weights import find_weights
@@ -60,7 +60,7 @@ class Teachable:
     def __init__(
         self,
         method: str = "smp",
-        backbone: str | Backbone = registry.PAPER_BACKBONE,
+        backbone: str | Backbone = "auto",
         *,
         weights: str | os.PathLike | None = None,
         head: str | Mapping[str, Any] = "auto",
@@ -95,8 +95,9 @@ class Teachable:
         self.verbose = verbose
 
     # ---- learning -------------------------------------------------------------------------------------------------
-    def fit(self, X: Any, y: Any = None) -> Teachable:
-        """Learns the base classes."""
+    def fit(self, X: Any, y: Any = None, *, progress: str | os.PathLike | None = None) -> Teachable:
+        """Learns the base classes. Training keeps its progress in the folder `progress`, if one is given: the same call
+        goes on where it was stopped."""
         check_parameters(self)
         self._versions = Versions()
         check_options(self.method, self.options)
@@ -105,15 +106,16 @@ class Teachable:
         for text in check_class_names(labels):
             self.note(text)
         self.runtime_ = start_runtime(self.device, self.precision, self.seed, self.verbose)
-        backbone = open_backbone(self.backbone, self.weights, (self.preprocessing or {}).get("size"), self.runtime_)
+        chosen = usual_backbone(self.runtime_) if self.backbone == "auto" else self.backbone
+        backbone = open_backbone(chosen, self.weights, (self.preprocessing or {}).get("size"), self.runtime_)
         transform = transform_for(backbone, self.preprocessing)
         pictures, labels = read_lesson(X, labels, short_side(transform), self.skip_bad, self.note)
         names = sorted(set(labels))
         if len(names) < 2:
             raise UserError(f'fit needs pictures of at least two classes; there is 1 class, "{names[0]}".')
         counts = Counter(labels)
-        on_gpu = self.runtime_.device.type == "cuda"
-        plan = make_plan(self.method, len(names), len(labels), self.train, self.head, self.options, on_gpu=on_gpu)
+        everything = Pixels(pictures.store, transform, self.seed, pictures.kept, self.runtime_.device)
+        plan, cost = choose_plan(self, everything, len(names), backbone, self.runtime_)
         self.config_ = {
             "method": plan.method,
             "options": dict(plan.options),
@@ -129,7 +131,6 @@ class Teachable:
         method = self._new_method()
         place = {name: number for number, name in enumerate(names)}
         number = torch.tensor([place[label] for label in labels])
-        everything = Pixels(pictures.store, transform, self.seed, pictures.kept, self.runtime_.device)
         held = choose_held_out(number, self.held_out if plan.trains else 0.0, self.runtime_)
         training = (~held).nonzero().squeeze(1)
         task = Task(0, tuple(range(len(names))), everything.select(training), number[training])
@@ -139,8 +140,10 @@ class Teachable:
                 "differ. Add some, or pass --head prototypes (head='prototypes')."
             )
         self.plan_ = plan.said(len(names), len(training), int(held.sum()))
-        (self.note if plan.too_small else self.runtime_.display.line)(self.plan_)
-        with method.remembering():
+        (self.note if plan.untrained else self.runtime_.display.line)(self.plan_)
+        if cost is not None:
+            self.runtime_.display.line(str(cost))
+        with keeping(progress, self.runtime_, self.config_, pictures.fingerprints), method.remembering():
             if plan.trains or plan.head:
                 method.fit_base(task)
             else:
@@ -410,9 +413,6 @@ class Teachable:
         return bool(getattr(self, "_versions", None))
 
     # ---- small parts ------------------------------------------------------------------------------------------------
-    def _backbone_weights(self) -> dict[str, Tensor]:
-        return self.backbone_.in_float32().vit.state_dict()
-
     def _new_method(self) -> Method:
         chosen = self.config_
         return make_method(chosen["method"], chosen["options"], self.backbone_, self.runtime_, chosen.get("head"))
