@@ -4,6 +4,7 @@
 # make test-faults  a power cut and a failing disk before every file operation; goes on where it was stopped
 # make lint       ruff: lint and format check
 # make types      mypy
+# make docs       the documentation as a site: build/site/index.html
 # make versions   write down the versions that the slow tier ran with: constraints/tested.txt
 #
 # Only Python >= 3.11 (with venv) is assumed. Variables: PYTHON, VENV, ARGS (passed to `fscil run` or pytest), PIP_FLAGS.
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 ARGS ?=
 
-.PHONY: run test test-all test-faults lint types format versions clean
+.PHONY: run test test-all test-faults lint types format docs versions clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.installed
@@ -41,6 +42,9 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m mkdocs build --strict
+
 versions: $(VENV)/.installed-slow
 	@echo "# Every version that the complete tests ran with, on Linux and $$($(BIN)/python --version): make versions" > constraints/tested.txt
 	$(BIN)/python -m pip freeze --exclude-editable >> constraints/tested.txt
@@ -56,6 +60,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/pyvenv.cfg
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e ".[dev]"
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -e ".[docs]"
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-slow: pyproject.toml | $(VENV)/pyvenv.cfg

@@ -41,6 +41,9 @@ class Display:
     def line(self, text: str) -> None:
         pass
 
+    def log(self, text: str) -> None:
+        pass
+
 
 class Keeper:
     """Keeps the progress of a long training stage; this one keeps nothing (`experiments.keeper` has one that does)."""

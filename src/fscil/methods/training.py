@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fscil.errors import UserError
 from fscil.maths.margins import cosine_schedule
 from fscil.runtime import Runtime
+from fscil.text import duration
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,11 @@ def train(
         if not math.isfinite(mean_loss) or not all(bool(torch.isfinite(weight).all()) for weight in weights):
             raise _diverged(stage, epoch, len(batches), schedule)
         _keep(runtime, stage, weights, buffers, optimiser, epoch + 1)
+        if runtime.is_main:
+            took = time.perf_counter() - started
+            said = f"{stage}: epoch {epoch + 1}/{schedule.epochs}, loss {mean_loss:.4g}, {duration(took)}"
+            left = schedule.epochs - epoch - 1
+            runtime.display.log(f"{said}, about {duration(left * took)} left" if left else said)
     return mean_loss
 
 

@@ -20,11 +20,12 @@ from fscil.errors import UserError
 from fscil.serving.batching import Batcher, Busy, Room
 from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names, visitor
 from fscil.serving.host import Host
-from fscil.serving.schemas import Answers, Change, Classes, Health, History, Problem, Undone
+from fscil.serving.operating import add_operations, log_request
+from fscil.serving.schemas import Answers, Change, Classes, History, Problem, Undone
 from fscil.serving.workers import COLLECTED
 from fscil.teachable.recognition import Recognition
 
-OPEN_TO_ALL = ("/health", "/docs", "/openapi.json")  # needs no token; the schema is no secret
+OPEN_TO_ALL = ("/health", "/ready", "/docs", "/openapi.json")  # needs no token; the schema is no secret
 LESSONS_WAITING = 16  # more are told to come back
 REQUESTS_DECODED = 32  # requests whose pictures are decoded in turn; more wait
 ABOUT = """Few-shot class-incremental learning: names what pictures show, says **unknown** when it is none of the known
@@ -150,23 +151,31 @@ def make_app(
     routes = APIRouter(dependencies=guarded, responses=REFUSALS)
     _add_work(routes, service)
     _add_views(routes, service)
-    app = FastAPI(title="fscil", version=__version__, description=ABOUT, lifespan=service.running, redoc_url=None)
+    app = FastAPI(
+        title="fscil",
+        version=__version__,
+        description=ABOUT,
+        lifespan=service.running,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.include_router(routes)
-
-    @app.get("/health", response_model=Health, tags=["operate"])
-    def health() -> dict[str, str]:
-        """Whether the server answers; needs no token."""
-        return {"status": "ok", "version": __version__}
-
+    add_operations(app, service.batcher, lambda: gate.closing, __version__)
     _explain_errors(app)
-    return Gate(
+
+    def ended(scope: Scope, status: int, seconds: float) -> None:
+        service.metrics.note(scope, status, seconds)
+        log_request(scope, status, seconds)
+
+    gate = Gate(
         app,
         host.limits.request_bytes,
         allowed_names(address, open_to_others=token is not None),
         own_origin=token is None,  # a browser sends no token by itself
         admit=lambda scope: check_token(scope, token),
-        ended=service.metrics.note,
+        ended=ended,
     )
+    return gate
 
 
 def _add_work(routes: Any, service: Service) -> None:

@@ -31,7 +31,8 @@ class FewShotClassifier(Teachable, ClassifierMixin, TransformerMixin, BaseEstima
     method : str
         See `fscil list methods`. The two exemplar methods (icarl, foster) store pictures; no other one does.
     backbone : str or Backbone
-        A plain ViT of timm as "arch.tag", or one that ships with the package ("glyph_vit_a").
+        A plain ViT of timm as "arch.tag", or one that ships with the package ("glyph_vit_a"). "auto": the paper's
+        ViT-B/16 on a GPU, DeiT-Tiny on a CPU, which needs a fifteenth of the time.
     weights : path, optional
         Local safetensors file of the backbone.
     head : str or dict
@@ -39,8 +40,8 @@ class FewShotClassifier(Teachable, ClassifierMixin, TransformerMixin, BaseEstima
         is MPCC if `fit` trains smp on a GPU, the closed form, which needs no training, on a CPU or without training,
         and the method's own for other methods.
     train : {"auto", "always", "never"}
-        Whether `fit` trains; "auto" does from 10 classes and 20 pictures per class on. Otherwise the backbone stays as
-        it is, and the classifier is that of `head`, whatever the method.
+        Whether `fit` trains; "auto" does on a GPU, from 10 classes and 20 pictures per class on, if memory suffices.
+        Otherwise the backbone stays as it is, and the classifier is that of `head`, whatever the method.
     options : dict, optional
         Options of the method, such as {"epochs": 5}.
     preprocessing : dict, optional
