@@ -96,7 +96,10 @@ class Served:
         return float(re.search(rf"^{name} (\S+)$", self.ask("GET", "/metrics").decode(), re.M)[1])
 
     def resident_mb(self) -> float:
-        return psutil.Process(self.process.pid).memory_info().rss / 1e6
+        """Of the process, or of all that answer."""
+        process = psutil.Process(self.process.pid)
+        answering = [child for child in process.children() if child.children()] or [process]
+        return sum(one.memory_info().rss for one in answering) / 1e6
 
     def stop(self) -> None:
         self.process.terminate()
@@ -170,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=5.0, help="per row")
+    parser.add_argument("--workers", type=int, nargs="*", default=[2], help="rows with so many processes")
     parser.add_argument("--kills", type=int, default=5)
     chosen = parser.parse_args()
     warnings.simplefilter("ignore", Notice)
@@ -187,7 +191,8 @@ def main() -> None:
         print("| server | clients | requests | failed | requests/s | p50 ms | p95 ms | p99 ms | pictures/pass | MB |")
         print("|---|---|---|---|---|---|---|---|---|---|")
         rates: dict[tuple[str, int], float] = {}
-        for name, options in (("batched", ()), ("one at a time", ("--max-batch", "1"))):
+        several = [(f"{count} processes", ("--workers", str(count))) for count in chosen.workers]
+        for name, options in (("batched", ()), ("one at a time", ("--max-batch", "1")), *several):
             server = Served(model, *options)
             load(server, requests, 4, 1.0)  # warm
             started = server.resident_mb()

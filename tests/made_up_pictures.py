@@ -15,7 +15,7 @@ def pictures(classes, count: int, seed: int = 0) -> tuple[list[np.ndarray], list
     images, labels = [], []
     for number in classes:
         pattern = np.kron(np.random.default_rng(number).integers(0, 255, (6, 6, 3)), np.ones((8, 8, 1)))
-        noise = np.random.default_rng([seed, number]).normal(0, 25, (count, 48, 48, 3))
+        noise = np.random.default_rng([seed, number]).normal(0, 12, (count, 48, 48, 3))
         images += list((pattern + noise).clip(0, 255).astype(np.uint8))
         labels += [f"class {number}"] * count
     return images, labels

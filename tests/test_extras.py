@@ -18,9 +18,11 @@ ROOT = Path(__file__).parent.parent
 # Those tests of each extra (`-k`, of the ones marked with it) that take seconds.
 SHORT = {
     "app": "the_interface_behind_the_page",
+    "bulk": "local",
     "cluster": "one_line",
     "export": "peft or onnxruntime",
     "heic": "heic",
+    "hf": "columns",
     "serve": "test_api and not killed and not sigterm",
     "tensorboard": "tensorboard",
 }

@@ -9,6 +9,7 @@ A command module imports nothing heavy at its top (`fscil --help` imports them a
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 from typing import Annotated
@@ -19,12 +20,14 @@ from fscil import commands
 from fscil._version import __version__
 from fscil.commands._help import Command, Group
 from fscil.errors import UserError
+from fscil.text import printable
 
+LONGEST = 4000  # letters of an error: it may quote a name of any length
 # The headings in their order, and the commands under each in the order of work; further ones follow.
 PANELS = {
     "Your own photos": "fit learn predict evaluate review suggest classes info forget undo app serve export push pull",
-    "Experiments": "list run compare reproduce",
-    "Results": "report verify",
+    "Experiments": "list fetch run compare reproduce",
+    "Results": "report leaderboard verify",
 }
 
 app = typer.Typer(
@@ -71,9 +74,20 @@ _add_commands()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. A UserError is one line on stderr and exit status 2."""
+    """Run the command line. What a user can mend is one line on stderr and exit status 2."""
+    # Before torch is imported: threads that wait for the next small matrix sleep instead of spinning. On a machine that
+    # is busy with other things, spinning takes the cores from those who have work (benchmarks/startup.py).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(arguments)
     except UserError as error:
-        print(f"fscil: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        problem = str(error)
+    except OSError as error:  # a file that vanished, a disk that fails
+        problem = f'"{error.filename}": {error.strerror}' if error.filename else str(error.strerror or error)
+    except MemoryError:
+        problem = "the memory of this machine does not suffice; close other programs or work on fewer pictures at once"
+    else:
+        return
+    line = printable(" ".join(problem.split()))
+    print(f"fscil: error: {line if len(line) < LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)
+    sys.exit(2)

@@ -23,6 +23,7 @@ import yaml
 from fscil import recipes, registry
 from fscil.errors import UserError, nearest
 from fscil.files import FORMAT_VERSION, atomic_write, check_version
+from fscil.reading import read_yaml
 from fscil.strict import build, flatten, merge, parse_setting, plain, require, show, unknown_key
 
 CLASS_ORDERS = ("natural", "seed", "file")
@@ -48,8 +49,12 @@ class DataConfig:
     shots_file: str | None = None  # JSON ledger of a former run (shots.json): exactly these shots
     store: str = "256"  # full, or the short side images are reduced to once, aspect ratio kept
     skip_bad: bool = False  # leave unreadable images out instead of stopping
+    image_column: str | None = None  # of a table of images (hf:…); None: the one that holds images
+    label_column: str | None = None  # of a table of images (hf:…); None: the one that holds class labels
     test_fraction: float = 0.2  # of the stratified split
     validation: bool = False  # a stream cut from the base task alone, to choose settings on; test images stay unseen
+    validation_base: int | None = None  # base classes that stay base classes there; None: two thirds of them
+    validation_draw: int = 0  # which ones: 0 the first of the class order, otherwise the seed of another choice
     limit: int | None = None  # smoke runs: at most so many images per base class, and test images per class
     download: bool | None = None  # None: only into the cache, when no root is given; True: into root as well
 
@@ -58,7 +63,7 @@ class DataConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise UserError(f'{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}')
-        for name, least in (("base", 1), ("way", 1), ("tasks", 0), ("shots", 1), ("limit", 1)):
+        for name, least in (("base", 1), ("way", 1), ("tasks", 0), ("shots", 1), ("limit", 1), ("validation_base", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"{name} is {value}; it must be at least {least}.")
@@ -141,8 +146,12 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         values = plain(dataclasses.asdict(self))
-        if not self.head:  # written down only where one is chosen, so that older runs are the same run
+        # written down only where they are chosen, so that older runs are the same run
+        if not self.head:
             del values["head"]
+        for key in ("image_column", "label_column"):
+            if values["data"][key] is None:
+                del values["data"][key]
         return values
 
     def fingerprint(self) -> str:
@@ -194,7 +203,10 @@ def complete(values: Mapping[str, Any]) -> RunConfig:
     """Check a nested mapping against RunConfig and the method's Options, and fill in every default."""
     options = registry.method_class(values.get("method", RunConfig.method)).Options
     known = known_keys() + known_keys(options, "options.")
-    head = dict(values.get("head") or {})
+    head = values.get("head") or {}
+    if not isinstance(head, Mapping):
+        raise UserError(f'"head" must be a mapping of settings, got {show(head)}')
+    head = dict(head)
     if head:
         if "name" not in head:
             raise UserError(f"head.{next(iter(head))} is set, but no head is chosen; add --head NAME (head.name)")
@@ -264,7 +276,7 @@ def write_config(path: str | Path, config: RunConfig) -> None:
 
 def read_config(path: str | Path) -> RunConfig:
     """Read a run's config.yaml, as strictly as any recipe."""
-    values = recipes.read_yaml(path)
+    values = read_yaml(path)
     check_version(path, values.pop("format_version", None))
     try:
         return complete(as_made(values))

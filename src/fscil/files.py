@@ -11,17 +11,21 @@ import errno
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fscil.errors import UserError
+from fscil.reading import first_bytes, parse_json, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT_VERSION = 1
+PART = re.compile(r"\..+\.[a-z0-9_]{8}\.part")  # what `atomic_path` writes to
+HEADER_AT_MOST = 16 * 2**20  # bytes of names and shapes in a safetensors file; ours have some kB
 
 
 @contextlib.contextmanager
@@ -60,6 +64,24 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def clear_parts(*folders: Path) -> None:
+    """Remove what killed processes left half written in folders of ours. Call it with the folder's lock held."""
+    for folder in folders:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if PART.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def refuse_links(folder: str | os.PathLike[str], *names: str) -> None:
+    """Refuse a folder in which one of these (without names: anything) is a symbolic link: reading or writing it would
+    reach another place."""
+    folder = Path(folder)
+    for path in [folder / name for name in names] or [*folder.glob("*"), *folder.glob("*/*")]:
+        if path.is_symlink():
+            raise UserError(f'"{path}" is a symbolic link, which a folder of fscil never holds; remove it')
+
+
 def _explain(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f'cannot write "{path}": the disk is full; free some space or choose another folder'
@@ -91,12 +113,7 @@ def _indented(value: Any, margin: str = "") -> str:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what `write_json` wrote, without the format version; anything else is a UserError."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f'cannot read "{path}": {error.strerror or error}') from error
-    except ValueError as error:
-        raise UserError(f'"{path}" is not a JSON file: {error}') from error
+    data = parse_json(read_text(path), path)
     if not isinstance(data, dict):
         raise UserError(f'"{path}" was not written by fscil: it holds no JSON object')
     check_version(path, data.pop("format_version", None))
@@ -105,10 +122,10 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def check_version(path: str | os.PathLike[str], version: Any) -> None:
     """Refuse files of another program or of a format this version does not know."""
-    try:
-        version = int(version)
-    except (TypeError, ValueError):
-        raise UserError(f'"{path}" was not written by fscil: it carries no format version') from None
+    if isinstance(version, str) and version.isdecimal():  # a safetensors header has text alone
+        version = int(version[:9])
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise UserError(f'"{path}" was not written by fscil: it carries no format version')
     if version > FORMAT_VERSION:
         raise UserError(
             f'"{path}" has format version {version}; this fscil reads up to {FORMAT_VERSION}. Upgrade fscil to open it'
@@ -148,20 +165,47 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote: (tensors on the CPU, meta)."""
+    check_header(path)
+    tensors, header = _open_tensors(path)
+    check_version(path, header.get("format_version"))
+    meta = parse_json(header.get("meta", "{}"), f"{path}, its description")
+    if not isinstance(meta, dict):
+        raise UserError(f'"{path}" is damaged: its description is no JSON object')
+    return tensors, meta
+
+
+def load_foreign_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of any safetensors file, on the CPU."""
+    check_header(path)
+    return _open_tensors(path)[0]
+
+
+def _open_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
-    if not Path(path).is_file():
-        raise UserError(f'cannot read "{path}": no such file')
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            check_version(path, header.get("format_version"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        return tensors, json.loads(header.get("meta", "{}"))
-    except (SafetensorError, OSError) as error:
-        raise UserError(f'cannot read "{path}": {error}') from error
-    except json.JSONDecodeError as error:
-        raise UserError(f'"{path}" is damaged: its description is not JSON ({error})') from error
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f'cannot read "{path}": {" ".join(str(error).split())}') from error
+
+
+def check_header(path: str | os.PathLike[str]) -> None:
+    """Refuse what cannot be a safetensors file before a library opens it: it begins with the length of its header."""
+    start = first_bytes(path, 8)
+    length, size = int.from_bytes(start, "little"), os.path.getsize(path)
+    if len(start) < 8 or length > min(size - 8, HEADER_AT_MOST):
+        raise UserError(f'cannot read "{path}": it is no safetensors file, or cut short')
+
+
+def check_finite(tensors: Mapping[str, Tensor], where: object, may_lack: Collection[str] = ()) -> None:
+    """Refuse numbers that are none (NaN or infinite), but in those tensors that `may_lack` a value."""
+    import torch
+
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and name not in may_lack and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f'{where}: tensor "{name}" holds NaN or infinity')
 
 
 def digest_file(path: str | os.PathLike[str], algorithm: str = "sha256") -> str:

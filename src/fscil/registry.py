@@ -16,7 +16,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ class BackboneEntry:
     summary: str
 
 
+SHIPPED_BACKBONES = ("glyph_vit_a", "glyph_vit_b")  # with the package, weights included
 PAPER_BACKBONE = "vit_base_patch16_224.augreg_in21k_ft_in1k"
 
 _SMP = "fscil.methods.smp.method:SMP"
@@ -216,7 +217,24 @@ DATASETS: dict[str, DatasetEntry] = {
     "imagenet_r": _dataset("imagenet_r", "ImageNet-R", "100 + 10 x (10-way 5-shot)"),
     "cub200": _dataset("cub200", "CUB200", "100 + 10 x (10-way 5-shot)"),
     "mini_imagenet": _dataset("mini_imagenet", "miniImageNet", "60 + 8 x (5-way 5-shot)"),
+    "tiny_imagenet": _dataset("tiny_imagenet", "Tiny ImageNet", "100 + 10 x (10-way 5-shot)"),
     "folder": _dataset("folder", "Folder", "your own: a directory of class folders, or a CSV of path,label"),
+}
+
+# Datasets by "family:name"; the target is a function of DataConfig and that name.
+FAMILIES: dict[str, DatasetEntry] = {
+    "torchvision": DatasetEntry(
+        "torchvision",
+        "torchvision:Flowers102 and any other of its classification datasets with train and test images",
+        PAPER_BACKBONE,
+        "fscil.data.datasets.from_torchvision:from_torchvision",
+    ),
+    "hf": DatasetEntry(
+        "Hugging Face",
+        "hf:ORG/NAME, hf:ORG/NAME:SUBSET or hf:./FOLDER: a table of images and labels (fscil[hf])",
+        PAPER_BACKBONE,
+        "fscil.data.datasets.from_hub:from_hub",
+    ),
 }
 
 BACKBONES: dict[str, BackboneEntry] = {
@@ -269,11 +287,15 @@ def head_entry(name: str) -> HeadEntry:
 
 
 def dataset_entry(name: str) -> DatasetEntry:
-    return _lookup("dataset", name, datasets())
+    """A dataset by name; of a family ("hf:ORG/NAME"), the family's with the name as title."""
+    family, _, member = name.partition(":")
+    if member and family in FAMILIES:
+        return replace(FAMILIES[family], title=member)
+    return _lookup("dataset", name, {**datasets(), **{f"{family}:NAME": entry for family, entry in FAMILIES.items()}})
 
 
 def _lookup(kind: str, name: str, entries: Mapping[str, Any]) -> Any:
-    if name not in entries:
+    if not isinstance(name, str) or name not in entries:
         raise UserError(f'unknown {kind} "{name}".{nearest(name, entries)} See: fscil list {kind}s')
     return entries[name]
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,13 @@ T = TypeVar("T")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64")
 
 
+class Place(TypedDict):
+    """Where tensors lie and of which type they are: `torch.zeros(3, **place)`."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
 class Display:
     """What long work tells the person watching; this one says nothing (`fscil.display` has the talking one)."""
 
@@ -29,6 +36,9 @@ class Display:
         yield from iterable
 
     def report(self, **fields: Any) -> None:
+        pass
+
+    def line(self, text: str) -> None:
         pass
 
 
@@ -115,6 +125,11 @@ class Runtime:
             **rest,
         )
 
+    @property
+    def place(self) -> Place:
+        """Device and type of what is learned: float32, or float64 where everything is."""
+        return {"device": self.device, "dtype": torch.float64 if self.dtype == torch.float64 else torch.float32}
+
     # ---- randomness: every draw is keyed, so results depend on neither order of execution nor number of processes ----
     def generator(self, *key: str | int, device: bool = False) -> torch.Generator:
         """A fresh generator for this key, on the CPU or (`device=True`) on the compute device."""
@@ -200,3 +215,20 @@ def _join_processes(device: str):
     from accelerate import Accelerator
 
     return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
+
+
+def start_ray(address: str | None) -> tuple[Any, bool]:
+    """Ray, connected to a cluster or to one of this machine; and whether this call started it."""
+    try:
+        import ray
+    except ImportError:
+        raise UserError('--engine ray needs Ray; pip install "fscil[cluster]"') from None
+    if ray.is_initialized():
+        return ray, False
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    settings |= {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address=address, **settings)
+    except ConnectionError as error:
+        raise UserError(f'--address "{address}": no Ray cluster answers there ({error})') from error
+    return ray, True

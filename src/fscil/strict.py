@@ -14,6 +14,7 @@ fscil.errors.UserError: unknown key "pover". Did you mean "power"?
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -21,11 +22,10 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-import yaml
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from fscil.errors import UserError, nearest
+from fscil.reading import parse_yaml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -137,6 +137,87 @@ def _describe(hint: Any) -> str:
     return str(getattr(hint, "__name__", hint))
 
 
+# ---- the form of a file --------------------------------------------------------------------------------------------
+
+
+class Between(NamedTuple):
+    """Bounds of a number, for `Annotated`."""
+
+    low: float
+    high: float
+
+
+Count = Annotated[int, Between(0, 2**53)]
+
+
+def conform(value: Any, form: Any, path: object) -> Any:
+    """`value`, which was read from `path`, if it has the declared form; else a UserError that names the key.
+
+    A form is a type, a union, a Literal, `list[…]`, `dict[str, …]`, `Annotated[int, Between(…)]`, or a TypedDict, whose
+    keys must be there and of their form; further ones may be there.
+
+    >>> conform({"a": [1, "x"]}, dict[str, list[int]], "some.json")
+    Traceback (most recent call last):
+    fscil.errors.UserError: "some.json": "a[1]" must be a whole number, got "x"
+    """
+    if problem := _problem(value, form, ""):
+        raise UserError(f'"{path}": {problem}')
+    return value
+
+
+def _problem(value: Any, form: Any, key: str) -> str:
+    """What is wrong with a value, or ""."""
+    origin, arguments = typing.get_origin(form), typing.get_args(form)
+    if form is Any:
+        return ""
+    if origin is Literal:
+        return "" if value in arguments else _not_a_choice(key, value, arguments)
+    if typing.is_typeddict(form):
+        if not isinstance(value, dict):
+            return _wrong(key, "a mapping", value)
+        if missing := sorted(form.__required_keys__ - value.keys()):
+            return f'it lacks "{_below(key, missing[0])}"'
+        inner = ((value[name], hint, _below(key, name)) for name, hint in _fields(form).items() if name in value)
+    elif origin is dict:
+        if not isinstance(value, dict):
+            return _wrong(key, "a mapping", value)
+        inner = ((item, arguments[1], _below(key, name)) for name, item in value.items())
+    elif origin is list:
+        if not isinstance(value, list):
+            return _wrong(key, "a list", value)
+        if arguments[0] in (int, str) and {*map(type, value)} <= {arguments[0]}:  # long lists, in one look
+            return ""
+        inner = ((item, arguments[0], f"{key}[{number}]") for number, item in enumerate(value))
+    elif origin is Annotated:
+        low, high = arguments[1]
+        within = f"{_describe(arguments[0])} from {low:g} to {high:g}"
+        return _problem(value, arguments[0], key) or ("" if low <= value <= high else _wrong(key, within, value))
+    elif origin in (typing.Union, types.UnionType):
+        problems = [_problem(value, choice, key) for choice in arguments]
+        return "" if "" in problems else problems[0]
+    else:
+        fits = type(value) is form or (form is float and type(value) is int)
+        return "" if fits else _wrong(key, _describe(form), value)
+    return next(filter(None, (_problem(*item) for item in inner)), "")
+
+
+@functools.cache
+def _fields(form: Any) -> dict[str, Any]:
+    return typing.get_type_hints(form, include_extras=True)
+
+
+def _below(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _wrong(key: str, wanted: str, value: Any) -> str:
+    name = f'"{key}"' if key else "it"
+    return f"{name} must be {wanted}, got {show(value)}"
+
+
+# ---- layers --------------------------------------------------------------------------------------------------------
+
+
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Nested mappings on top of one another; the later wins."""
     merged: dict[str, Any] = {}
@@ -157,10 +238,7 @@ def parse_setting(text: str) -> dict[str, Any]:
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise UserError(f'--set "{text}": write it as key=value, for example --set options.epochs=5')
-    try:
-        parsed = yaml.safe_load(value) if value.strip() else None
-    except yaml.YAMLError as error:
-        raise UserError(f'--set "{text}": the value is not valid YAML ({" ".join(str(error).split())})') from error
+    parsed = parse_yaml(value, f"--set {key}") if value.strip() else None
     setting: dict[str, Any] = {parts[-1]: parsed}
     for part in reversed(parts[:-1]):
         setting = {part: setting}
@@ -196,5 +274,6 @@ def plain(value: Any) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as a message quotes it."""
-    return json.dumps(value, default=str, ensure_ascii=False)
+    """A value as a message quotes it, not more than a line of it."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,6 +1,11 @@
-"""Figures in words, one form each: what the terminal says, the report, the page and the model card say as well."""
+"""Figures and names in words, one form each: what the terminal says, report, page and model card say too."""
 
 from __future__ import annotations
+
+import re
+import unicodedata
+
+BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # turn the writing of what follows
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -53,9 +58,30 @@ def size(amount: float) -> str:
     return f"{amount / 1e3:.0f} kB"
 
 
+def file_name(text: str) -> str:
+    """A name as part of a file's: "hf:birds/north" holds characters that mean something to some file system.
+
+    >>> file_name("hf:birds/north"), file_name("mini_imagenet")
+    ('hf-birds-north', 'mini_imagenet')
+    """
+    return re.sub(r"[^\w.+-]", "-", text)
+
+
 def count(number: int, one: str, many: str | None = None) -> str:
     """
     >>> count(1, "picture"), count(5, "picture"), count(2, "class", "classes")
     ('1 picture', '5 pictures', '2 classes')
     """
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def printable(text: object) -> str:
+    """Text as it can be shown on a terminal: what would be obeyed, turned or not encoded is escaped.
+
+    >>> printable("red\\x1b[31m"), printable("caf\\udce9"), printable("Möwe 鷺")
+    ('red\\\\x1b[31m', 'caf\\\\udce9', 'Möwe 鷺')
+    """
+    return "".join(
+        ascii(letter)[1:-1] if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") or letter in BIDI else letter
+        for letter in str(text)
+    )

@@ -1,6 +1,7 @@
 """Backbones and adapters against timm's own forward; weights files; families of plain ViTs."""
 
 import copy
+import re
 
 import pytest
 import timm
@@ -225,3 +226,17 @@ def test_shipped_backbones_load(name):
     assert (backbone.dim, backbone.depth, backbone.image_size) == (128, 6, 48)
     assert backbone.vit.pos_embed.shape[1] == 37
     assert backbone(torch.rand(2, 3, 48, 48)).shape == (2, 128)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("deit_tiny", 'not a timm model. Did you mean "deit_tiny_patch16_224.fb_in1k"?'),
+        ("vit_base", 'not a timm model. Did you mean "vit_base_patch16_224.augreg_in21k_ft_in1k"?'),
+        ("resnet50.a1_in1k", "is not a plain ViT, and only those can be used here"),
+        ("davit_tiny.msft_in1k", "is not a plain ViT, and only those can be used here"),
+    ],
+)
+def test_names_that_are_no_backbone_get_advice_that_helps(name, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        make_backbone(name)

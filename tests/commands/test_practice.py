@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -98,11 +101,15 @@ def test_classes_info_forget_and_undo(model, photos, capsys):
     assert "0 were made" in capsys.readouterr().err
 
 
-def test_forgetting_for_good_leaves_no_trace(model, photos, capsys):
+@pytest.mark.parametrize("option", ["--purge", "--for-good"])
+def test_purging_leaves_no_trace(model, photos, capsys, option):
     say(capsys, "learn", model, photos / "new")
-    say(capsys, "forget", model, "class 10", "--for-good")
-    assert "class 10" not in (model / "model.json").read_text()
+    said = say(capsys, "forget", model, "class 10", option)
+    assert "forget: class 10 (5)" in said and "purged: 2 earlier versions, 2 files" in said
+    assert "left: 5 classes" in said and "left of the class" not in said and "copies elsewhere" in said
+    assert b"class 10" not in b"".join(path.read_bytes() for path in model.iterdir())
     assert run("undo", model) == 2
+    assert "covariances of all base pictures" in say(capsys, "forget", model, "class 1", option)
 
 
 def test_a_known_class_wants_add(model, photos, capsys):
@@ -392,11 +399,12 @@ def test_export_to_timm(model, tmp_path, capsys):
 
 
 class LocalHub:
-    """The few calls of huggingface_hub.HfApi that fscil makes, with folders for repositories."""
+    """The few calls of huggingface_hub.HfApi that fscil makes, with folders for repositories and their commits."""
 
     def __init__(self, root: Path):
         self.root = root
-        self.commits = 0
+        self.commits: list[str] = []
+        self.fetched: list[str] = []
 
     def create_repo(self, repo, private=False, exist_ok=False):
         (self.root / repo).mkdir(parents=True, exist_ok=exist_ok)
@@ -406,7 +414,6 @@ class LocalHub:
         return [path.name for path in (self.root / repo).iterdir()]
 
     def create_commit(self, repo, operations, commit_message):
-        self.commits += 1
         for operation in operations:
             path = self.root / repo / operation.path_in_repo
             if hasattr(operation, "path_or_fileobj"):
@@ -414,13 +421,47 @@ class LocalHub:
                 path.write_bytes(content if isinstance(content, bytes) else Path(content).read_bytes())
             else:
                 path.unlink()
+        self.commits.append(f"{len(self.commits) + 1:040x}")
+        shutil.copytree(self.root / repo, self.at(repo, self.commits[-1]))
 
-    def snapshot_download(self, repo, local_dir, allow_patterns):
-        assert allow_patterns == ["model.json", "*.safetensors"]
-        for path in (self.root / repo).iterdir():
-            if path.suffix in (".json", ".safetensors"):
-                Path(local_dir).mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, local_dir)
+    def at(self, repo, commit):
+        return self.root / "commits" / commit / repo
+
+    def model_info(self, repo, *, revision=None, files_metadata=False):
+        assert files_metadata
+        commit = revision or self.commits[-1]
+        files = [SimpleNamespace(rfilename=p.name, size=p.stat().st_size) for p in self.at(repo, commit).iterdir()]
+        return SimpleNamespace(sha=commit, siblings=files)
+
+    def hf_hub_download(self, repo, name, *, revision, local_dir):
+        self.fetched.append(name)
+        Path(local_dir).mkdir(parents=True, exist_ok=True)
+        (Path(local_dir) / ".cache").mkdir(exist_ok=True)  # the real one keeps its books there
+        shutil.copy(self.at(repo, revision) / name, local_dir)
+
+
+def test_the_real_client_takes_the_same_calls(model, tmp_path):
+    from huggingface_hub import HfApi
+
+    made = set()
+
+    class Bound(LocalHub):
+        def __getattribute__(self, name):
+            value = super().__getattribute__(name)
+            if not hasattr(HfApi, name) or name.startswith("__"):
+                return value
+
+            def call(*arguments, **named):
+                inspect.signature(getattr(HfApi, name)).bind(self, *arguments, **named)  # TypeError if it would not
+                made.add(name)
+                return value(*arguments, **named)
+
+            return call
+
+    client = Bound(tmp_path / "hub")
+    hub.push(model, "me/birds", client=client)
+    hub.pull(tmp_path / "mine", "me/birds", client=client)
+    assert made == {"create_repo", "list_repo_files", "create_commit", "model_info", "hf_hub_download"}
 
 
 def test_push_and_pull(model, photos, tmp_path, monkeypatch, capsys):
@@ -429,7 +470,7 @@ def test_push_and_pull(model, photos, tmp_path, monkeypatch, capsys):
     say(capsys, "learn", model, photos / "new")
     say(capsys, "forget", model, "class 11")
     assert "https://hub.local/me/birds" in say(capsys, "push", model, "me/birds")
-    assert client.commits == 1  # everything at once
+    assert len(client.commits) == 1  # everything at once
     card = (tmp_path / "hub" / "me" / "birds" / "README.md").read_text()
     assert "| class 10 | 5 | taught |" in card and "fscil pull birds me/birds" in card
     uploaded = "".join(path.read_text() for path in (tmp_path / "hub" / "me" / "birds").glob("*.json"))
@@ -444,19 +485,78 @@ def test_push_and_pull(model, photos, tmp_path, monkeypatch, capsys):
     say(capsys, "push", tmp_path / "mine", "me/birds", "--history")
     kept = ModelFolder(tmp_path / "hub" / "me" / "birds").read()
     assert [version.record["event"]["action"] for version in kept.versions] == ["push", "learn"]
+    assert "6 classes" in say(capsys, "pull", tmp_path / "latest", "me/birds")
+    said = say(capsys, "pull", tmp_path / "first", "me/birds", "--revision", client.commits[0])
+    assert "5 classes" in said and client.commits[0] in said
+    assert not (tmp_path / "first" / ".cache").exists()
+
+
+@pytest.fixture
+def uploaded(model, tmp_path):
+    """A hub with a model and, beside it, a file that the model does not name."""
+    client = LocalHub(tmp_path / "hub")
+    hub.push(model, "me/birds", client=client)
+    folder = client.at("me/birds", client.commits[0])
+    (folder / "state-9999.safetensors").write_bytes(b"never asked for")
+    return client, folder
+
+
+def refused(client, target, message, revision=None):
+    client.fetched.clear()
+    with pytest.raises(UserError, match=message):
+        hub.pull(target, "me/birds", revision, client=client)
+    assert not target.exists() and not list(target.parent.glob(f".{target.name}*"))
+    return client.fetched
+
+
+def test_the_head_is_read_before_the_rest_is_fetched(uploaded, tmp_path):
+    client, folder = uploaded
+    hub.pull(tmp_path / "whole", "me/birds", client=client)
+    assert client.fetched == ["model.json", *ModelFolder(folder).read().files]
+    state = next(folder.glob("state-0*")).name
+    whole = (folder / "model.json").read_text()
+    (folder / "model.json").write_text(whole.replace("class 1", "class one"))
+    assert refused(client, tmp_path / "mine", "altered or damaged") == ["model.json"]
+    (folder / "model.json").write_text("[" * 100_000)
+    assert refused(client, tmp_path / "mine", "not a JSON file") == ["model.json"]
+    (folder / "model.json").write_text(whole)
+    with open(folder / state, "ab") as file:
+        file.write(b"x")
+    assert refused(client, tmp_path / "mine", f"{state}.* bytes, model.json says") == ["model.json"]
+    (folder / state).unlink()
+    assert refused(client, tmp_path / "mine", f"not whole .no {state}") == ["model.json"]
+
+
+def test_what_is_too_large_is_not_fetched(uploaded, tmp_path, monkeypatch):
+    client, folder = uploaded
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    total, (largest, size) = ModelFolder(folder).read().bytes, max(sizes.items(), key=lambda item: item[1])
+    monkeypatch.setattr(hub, "MODEL_BYTES", total - 1)
+    assert refused(client, tmp_path / "mine", f"has {total} bytes; at most {total - 1} are") == ["model.json"]
+    monkeypatch.setattr(hub, "FILE_BYTES", size - 1)
+    assert refused(client, tmp_path / "mine", f"{largest}.*has {size} bytes; at most {size - 1} are") == ["model.json"]
+    monkeypatch.setattr(hub, "HEAD_BYTES", 10)
+    assert refused(client, tmp_path / "mine", "model.json.* at most 10 are fetched") == []
+
+
+def test_another_commit_than_asked_for_is_refused(uploaded, tmp_path):
+    client, _ = uploaded
+    wanted = "f" * 40
+    client.model_info = lambda *_, **__: SimpleNamespace(sha=client.commits[0], siblings=[])
+    assert refused(client, tmp_path / "mine", f"commit {client.commits[0]} for --revision {wanted}", wanted) == []
 
 
 def test_a_damaged_download_is_refused_and_leaves_nothing(model, tmp_path, monkeypatch):
     client = LocalHub(tmp_path / "hub")
     hub.push(model, "me/birds", client=client)
-    state = next((tmp_path / "hub" / "me" / "birds").glob("state-*"))
+    state = next(client.at("me/birds", client.commits[0]).glob("state-*"))
     content = bytearray(state.read_bytes())
     content[-1] ^= 1
     state.write_bytes(content)
     with pytest.raises(UserError, match=f"{state.name}.*altered"):
         hub.pull(tmp_path / "mine", "me/birds", client=client)
     assert not (tmp_path / "mine").exists() and not list(tmp_path.glob(".mine*"))
-    (tmp_path / "hub" / "me" / "other").mkdir()
+    client.at("me/other", client.commits[0]).mkdir()
     with pytest.raises(UserError, match="holds no model"):
         hub.pull(tmp_path / "mine", "me/other", client=client)
 
@@ -479,3 +579,43 @@ def test_looking_at_a_model_needs_no_torch(original):
         "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_weights_that_moved_are_named_before_anything_heavy_is_imported(photos, tmp_path):
+    """A model that was fitted with --weights FILE, and FILE is gone: where it was, and the option that helps."""
+    import timm
+    import torch
+    from safetensors.torch import save_file
+
+    with torch.random.fork_rng():
+        vit = timm.create_model("deit_tiny_patch16_224", num_classes=0)
+    old, new, model = tmp_path / "old.safetensors", tmp_path / "new.safetensors", tmp_path / "model"
+    save_file(vit.state_dict(), old)
+    chosen = ["--backbone", "deit_tiny_patch16_224.fb_in1k", "--weights", old, "--train", "never", "-q"]
+    assert run("fit", photos / "base", "-o", model, *chosen) == 0
+    old.rename(new)
+    picture = next((photos / "test").rglob("*.png"))
+    code = """
+import sys
+from fscil import cli
+try:
+    cli.main(sys.argv[1:])
+finally:
+    print([name for name in ("torch", "numpy", "PIL") if name in sys.modules])
+"""
+    lines = [
+        ["predict", model, picture],
+        ["evaluate", model, photos / "test"],
+        ["learn", model, photos / "new"],
+        ["export", model, "--to", "timm"],
+        ["serve", model],
+        ["app", model],
+    ]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "nothing fetched")}
+    for line in lines:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, line)], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 2 and done.stdout.strip() == "[]", done.stdout + done.stderr
+        assert f'were in "{old}", which is not there any more' in done.stderr and "--weights FILE" in done.stderr
+    assert run("predict", model, picture, "--weights", new) == 0

@@ -145,10 +145,10 @@ def test_ledger_of_a_run_can_be_used_again(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not a JSON ledger"),
+        ("{", "not a JSON file"),
         ("[]", "not a JSON ledger"),
         ("{}", "holds no tasks"),
-        ('{"1": {"cat": [1.5]}}', "not a JSON ledger"),
+        ('{"1": {"cat": [1.5]}}', r'"1.cat\[0\]" must be text, got 1.5'),
         ('{"1": {"cats": [1]}}', 'no shots of class "cat".*Did you mean "cats"'),
         ('{"1": {"cat": [99]}}', "99 is none of its training images"),
         ('{"1": {"cat": [1, 1]}}', "one twice"),

@@ -159,6 +159,20 @@ def test_validation_plays_the_stream_on_base_training_images_alone(dataset):
         make_stream(dataset, DataConfig(base=1, way=1, validation=True), PLAIN, seed=1)
     with pytest.raises(UserError, match="draws its own shots"):
         make_stream(dataset, DataConfig(validation=True, shots_file="x"), PLAIN, seed=1)
+    with pytest.raises(UserError, match="validation_base is 6; of 6 base classes between 1 and 5"):
+        make_stream(dataset, DataConfig(base=6, way=1, validation=True, validation_base=6), PLAIN, seed=1)
+
+
+def test_validation_can_be_cut_elsewhere(dataset):
+    names = dataset.manifest.class_names
+    cuts = []
+    for draw in (0, 1, 2):
+        config = DataConfig(base=6, way=1, shots=2, validation=True, validation_base=3, validation_draw=draw)
+        stream = make_stream(dataset, config, PLAIN, seed=1)
+        assert stream.base_classes == 3 and len(stream.tasks) == 4
+        assert sorted(stream.class_names) == sorted(names[:6])  # never one of the real stream's new classes
+        cuts.append(frozenset(stream.class_names[:3]))
+    assert cuts[0] == frozenset(names[:3]) and len(set(cuts)) > 1
 
 
 def test_shots_of_a_former_run(dataset, tmp_path):

@@ -12,12 +12,12 @@ import pytest
 
 from fscil.errors import UserError
 from fscil.evaluation.charts import Chart
-from fscil.evaluation.hashes import RunHashes, digest_file
+from fscil.evaluation.hashes import RunHashes
 from fscil.evaluation.report import write_report
 from fscil.evaluation.results import load_results
 from fscil.experiments.comparison import load_cells, load_folders
 from fscil.experiments.grid import Job
-from fscil.files import load_tensors, read_json
+from fscil.files import digest_file, load_tensors, read_json
 from probe_world import TASKS, Stop, numbers, rehash, run, stopped, tiny_config, tiny_stream, unhash
 
 pytestmark = pytest.mark.usefixtures("probe")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from fscil.backbones.lora import LoRA
 from tiny_world import BASE, base_task, few_shot_tasks, make_backbone, make_images, make_method
 
 DOUBLE = dict(dtype=torch.float64)
@@ -60,7 +59,7 @@ def test_the_one_pass_form_averages_the_sets():
     spaces.fit_base(base_task())
     average = spaces.lora.dense().mean(1, keepdim=True)
     torch.testing.assert_close(method.lora.dense(), average, rtol=0, atol=1e-12)
-    assert isinstance(method.plain_adapters, LoRA) and spaces.plain_adapters is None
+    assert method.unit_spaces.sets == 1 and spaces.unit_spaces.sets == 2
     assert method.feature_dim == 16 and spaces.feature_dim == 32
 
 

@@ -364,10 +364,10 @@ def test_without_the_extra_the_command_says_what_to_install(model, monkeypatch, 
 
 
 @contextmanager
-def served(model, token=TOKEN):
+def served(model, *options, token=TOKEN):
     """A real server process and a client for it."""
     environment = {**os.environ, "FSCIL_TOKEN": token, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fscil", "serve", str(model), "--port", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "fscil", "serve", str(model), "--port", "0", "--device", "cpu", *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = process.stderr.readline()

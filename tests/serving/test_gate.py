@@ -231,3 +231,22 @@ def test_a_server_that_ends_does_not_wait_for_a_stalled_body():
         time.sleep(0.2)
     assert status(client) == 503
     client.close()
+
+
+def test_requests_are_not_logged(capfd, caplog):
+    """Neither those that are answered nor those that are refused or fail; of a failure there is a traceback."""
+
+    async def failing(scope, receive, send):
+        if scope["path"] == "/secret-path":
+            raise RuntimeError("broken inside")
+        await echo(scope, receive, send)
+
+    with caplog.at_level("DEBUG"), served(Gate(failing, 1000, LOCAL)) as port:
+        assert get(port) == 200
+        for line in ("GET /secret-path?name=secret-name", "POST /secret-name"):
+            with connect(port, f"{line} HTTP/1.1\nHost: 127.0.0.1:{port}\nContent-Length: 5000\n\n") as client:
+                assert status(client) in (413, 500)
+        with connect(port, f"GET /secret-path?name=secret-name HTTP/1.1\nHost: 127.0.0.1:{port}\n\n") as client:
+            assert status(client) == 500
+    said = caplog.text + "".join(capfd.readouterr())
+    assert "broken inside" in said and "secret" not in said.replace('scope["path"] == "/secret-path"', "")

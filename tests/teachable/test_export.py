@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from fscil.data.decode import decode_image, picture_array
 from fscil.data.pixels import ImageStore, Pixels
+from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.teachable.estimator import FewShotClassifier
-from fscil.teachable.export.onnx import export_onnx
-from fscil.teachable.export.parts import folded_weights
+from fscil.teachable.export.onnx import TOLERANCE, Features, export_onnx, scene
+from fscil.teachable.export.parts import folded_weights, scorer
 from fscil.teachable.export.peft import export_peft
+from fscil.teachable.export.pipeline import Preparation, pillow_weights, rounded
 from fscil.teachable.export.timm import export_timm
+from fscil.teachable.starting import short_side
 from made_up_pictures import BACKBONE, pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore::fscil.teachable.estimator.Notice", "ignore::DeprecationWarning")
@@ -38,6 +44,93 @@ def closed_form(weights):
 @pytest.fixture(scope="module")
 def mpcc(weights):
     return fitted(weights, "mpcc")
+
+
+def fitted_chord(weights, head="auto", **options):
+    options = dict(epochs=1, rank=2, lr=0.1) | options
+    clf = FewShotClassifier(
+        "chord", BACKBONE, weights=weights, train="always", head=head, options=options, held_out=0.4
+    )
+    return clf.fit(*pictures(range(5), 12)).learn(*pictures([10], 4))
+
+
+@pytest.fixture(scope="module")
+def chord(weights):
+    return fitted_chord(weights)
+
+
+def photos(folder):
+    """Files as cameras and programs leave them: several sizes, lying on their side, grey, see-through."""
+    folder.mkdir()
+    rotated = Image.Exif()
+    rotated[0x0112] = 6  # orientation: to be shown turned by 90 degrees
+    see_through = Image.fromarray(scene(300, 500, 3)).convert("RGBA")
+    see_through.putalpha(Image.fromarray(scene(300, 500, 4)).convert("L"))
+    Image.fromarray(scene(480, 640, 0)).save(folder / "photo.jpg", quality=90)
+    Image.fromarray(scene(480, 640, 1)).save(folder / "turned.jpg", exif=rotated, quality=90)
+    Image.fromarray(scene(700, 333, 2)).convert("L").save(folder / "grey.png")
+    see_through.save(folder / "see-through.png")
+    Image.fromarray(scene(40, 31, 5)).save(folder / "tiny.png")
+    Image.fromarray(scene(257, 1999, 6)).save(folder / "wide.webp")
+    return sorted(folder.iterdir())
+
+
+def test_pictures_are_prepared_as_by_predict(closed_form, tmp_path):
+    for transform in (closed_form.transform_, Transform(224, resize=256), Transform(32, resize=300)):
+        side = short_side(transform)
+        prepare = Preparation(transform, side)
+        for file in photos(tmp_path / f"{transform.resize}"):
+            expected = Pixels(ImageStore.from_list([decode_image(file, short_side=side)]), transform).plain()
+            found = prepare(torch.from_numpy(decode_image(file))[None])
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=0, msg=lambda m, f=file: f"{f.name}: {m}")
+
+
+def test_the_first_step_is_pillows_bit_by_bit():
+    for height, width in ((480, 640), (1001, 333), (257, 300)):
+        picture = scene(height, width, 0)
+        reduced = np.asarray(picture_array(Image.fromarray(picture), 256))
+        levels = torch.from_numpy(picture).permute(2, 0, 1).double()
+        none = torch.zeros(1, dtype=torch.float64)
+        rows, columns = (
+            pillow_weights(torch.tensor([float(a)]).double(), torch.tensor([float(b)]).double(), a, none, b)
+            for a, b in zip((height, width), reduced.shape[:2])
+        )
+        found = rounded(rows @ rounded(levels @ columns.T)).permute(1, 2, 0)
+        np.testing.assert_array_equal(found.numpy(), reduced)
+
+
+@pytest.mark.slow
+@pytest.mark.extra("export")
+def test_an_export_whose_answers_differ_is_not_kept(closed_form, tmp_path):
+    clf = copy.copy(closed_form)
+    clf.predict_proba = lambda pictures: closed_form.predict_proba(pictures) + 0.01
+    with pytest.raises(RuntimeError, match="differs from predict_proba"):
+        export_onnx(clf, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_chord_in_one_pass_is_a_timm_model_where_its_scores_are_cosines(weights, chord, tmp_path):
+    import timm
+
+    with pytest.raises(UserError, match="not linear in the features.*export to onnx"):
+        export_timm(chord, tmp_path / "out")
+    with pytest.raises(UserError, match="3 sets of adapters.*export to onnx"):
+        export_timm(fitted_chord(weights, "prototypes"), tmp_path / "out")
+    cosine = fitted_chord(weights, "prototypes", form="merged")
+    model = timm.create_model(f"local-dir:{export_timm(cosine, tmp_path / 'cosine')}", pretrained=True).eval()
+    with torch.no_grad():
+        best = model(inputs(cosine)).argmax(1)
+    assert (best.numpy() == cosine.predict_proba(QUERIES).argmax(1)).all()
+
+
+def test_modules_for_exports_score_as_the_heads_do(chord, closed_form, mpcc):
+    for clf in (chord, closed_form, mpcc):
+        features = torch.from_numpy(clf.embed(QUERIES))
+        expected = clf.knowledge_.method.logits_from(features)
+        torch.testing.assert_close(scorer(clf)(features.double()).float(), expected, atol=1e-2, rtol=1e-3)
+    with torch.no_grad():
+        found = Features(chord)(inputs(chord))
+    torch.testing.assert_close(found, torch.from_numpy(chord.embed(QUERIES)), atol=1e-5, rtol=0)
 
 
 def inputs(clf):
@@ -107,7 +200,7 @@ def test_hugging_face_names_are_the_inverse_of_reading_them(closed_form):
 
 @pytest.mark.slow
 @pytest.mark.extra("export")
-@pytest.mark.parametrize("kind", ["closed_form", "mpcc"])
+@pytest.mark.parametrize("kind", ["closed_form", "mpcc", "chord"])
 def test_onnxruntime_gives_the_same_probabilities_and_unknowns(kind, request, tmp_path):
     import onnxruntime
 
@@ -119,9 +212,13 @@ def test_onnxruntime_gives_the_same_probabilities_and_unknowns(kind, request, tm
     strange = np.random.default_rng(0).integers(0, 255, (2, 70, 100, 3), dtype=np.uint8)  # another size, wide
     for images in (np.stack(QUERIES), strange):
         probabilities, unknown = session.run(None, {"pictures": images})
-        np.testing.assert_allclose(probabilities, clf.predict_proba(images), atol=1e-3)
+        np.testing.assert_allclose(probabilities, clf.predict_proba(images), atol=TOLERANCE)
         assert (unknown == clf.is_unknown(images)).all()
     assert unknown.any()
+    for file in photos(tmp_path / "photos"):  # files through the whole of `predict`
+        probabilities, unknown = session.run(None, {"pictures": decode_image(file)[None]})
+        np.testing.assert_allclose(probabilities, clf.predict_proba([file]), atol=TOLERANCE, err_msg=file.name)
+        assert unknown == clf.is_unknown([file]), file.name
 
 
 def test_what_cannot_be_exported_says_so(weights, closed_form, tmp_path):

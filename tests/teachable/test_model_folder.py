@@ -73,12 +73,12 @@ def test_undo_works_across_restarts(saved):
     assert base.classes_.tolist() == [f"class {c}" for c in range(4)]
 
 
-def test_only_what_changed_is_written(tmp_path):
-    folder = ModelFolder(tmp_path / "m")
-    large, small = torch.randn(1000), torch.ones(2)
-    versions = [Version({}, {"a": large, "b": small}), Version({}, {"a": large, "b": small + 1})]
+def test_only_what_changed_is_written(original, tmp_path):
+    folder, made = ModelFolder(tmp_path / "m"), ModelFolder(original).read()
+    large, small, record = torch.randn(1000), torch.ones(2), made.current.record
+    versions = [Version(record, {"a": large, "b": small}), Version(record, {"a": large, "b": small + 1})]
     with folder.lock():
-        head = folder.write({}, versions)
+        head = folder.write(made.config, versions)
     sizes = {name: entry["bytes"] for name, entry in head.files.items()}
     assert sizes["state-0001.safetensors"] > 4000 > sizes["state-0002.safetensors"]
     read = folder.read()

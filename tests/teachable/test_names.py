@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fscil.errors import UserError
-from fscil.teachable.names import check_class_name, check_class_names, printable
+from fscil.teachable.names import check_class_name, check_class_names
+from fscil.text import printable
 
 
 @pytest.mark.parametrize(

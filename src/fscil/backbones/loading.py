@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from fscil.backbones.huggingface import from_huggingface
+from fscil.backbones.plain_vit import PlainShape, PlainViT
 from fscil.backbones.vit import Backbone
 from fscil.data.transforms import NORMALISATIONS
 from fscil.errors import UserError, nearest
+from fscil.files import check_finite, load_foreign_tensors
+from fscil.registry import BACKBONES
 
+PLAIN_MODULES = ("vision_transformer", "deit")  # of timm.models: where its plain ViTs are
 GLYPH_VITS: dict[str, dict[str, Any]] = {
     "glyph_vit_a": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
     "glyph_vit_b": dict(img_size=48, patch_size=8, embed_dim=128, depth=6, num_heads=4),
@@ -31,9 +36,7 @@ def make_backbone(
     import timm
 
     architecture, _, tag = name.partition(".")
-    if not timm.is_model(architecture):
-        choices = [*GLYPH_VITS, *timm.list_models("*vit*"), *timm.list_models("deit*")]
-        raise UserError(f'backbone "{name}" is not a timm model.{nearest(architecture, choices)}')
+    _check_architecture(name, architecture)
     if pretrained and weights is None and not tag:
         tags = timm.list_pretrained(f"{architecture}.*")
         raise UserError(
@@ -66,15 +69,57 @@ def make_backbone(
     return Backbone(vit, name, mean, std)
 
 
+def _check_architecture(name: str, architecture: str) -> None:
+    """Refuses names that timm does not know, with the name that was most likely meant, and models that are no ViT."""
+    import timm
+
+    if not timm.is_model(architecture):
+        plain = [arch for module in PLAIN_MODULES for arch in timm.list_models(module=module, pretrained=True)]
+        longer = [known for known in (*BACKBONES, *sorted(plain, key=len)) if known.startswith(name)]
+        meant = f' Did you mean "{longer[0]}"?' if longer else nearest(name, [*BACKBONES, *plain])
+        raise UserError(f'backbone "{name}" is not a timm model.{meant}')
+    home = timm.model_entrypoint(architecture).__module__
+    if home.startswith("timm.models.") and home.removeprefix("timm.models.") not in PLAIN_MODULES:
+        raise UserError(
+            f'backbone "{name}" is not a plain ViT, and only those can be used here: ViT, DeiT, DINO, DINOv2, CLIP and '
+            "SigLIP image towers; some are listed by: fscil list backbones"
+        )
+
+
+def cached_weights(name: str) -> Path | None:
+    """Where the published weights of a timm backbone lie on this machine; None while they do not."""
+    if name in GLYPH_VITS:
+        return None
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    published = timm.get_pretrained_cfg(name)
+    if published is None or not published.hf_hub_id:
+        return None
+    found = try_to_load_from_cache(published.hf_hub_id, "model.safetensors")
+    return Path(found) if isinstance(found, str) else None
+
+
 def _glyph_backbone(name: str, weights: str | Path | None) -> Backbone:
     from importlib.resources import as_file, files
 
-    from timm.models.vision_transformer import VisionTransformer
-
-    vit = VisionTransformer(num_classes=0, **GLYPH_VITS[name])
+    sizes = GLYPH_VITS[name]
+    shape = PlainShape(**sizes, mlp_dim=4 * sizes["embed_dim"])
     with as_file(files("fscil.backbones") / "weights" / f"{name}.safetensors") as shipped:
-        load_weights(vit, weights or shipped)
-    return Backbone(vit, name)
+        return plain_backbone(name, shape, weights or shipped)
+
+
+def plain_backbone(
+    name: str,
+    shape: PlainShape,
+    weights: str | Path,
+    mean: Sequence[float] = (0.0, 0.0, 0.0),
+    std: Sequence[float] = (1.0, 1.0, 1.0),
+) -> Backbone:
+    """A plain ViT of known shape with the weights of a file, without timm."""
+    vit = PlainViT.skeleton(shape)
+    load_weights(vit, weights)
+    return Backbone(vit, name, mean, std)
 
 
 def _require_hub(repo: str) -> None:
@@ -91,14 +136,11 @@ def _require_hub(repo: str) -> None:
 
 def load_weights(vit: nn.Module, path: str | Path) -> None:
     """Loads a safetensors file in timm or Hugging Face ViT naming strictly, leaving out its classification head."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    if not Path(path).exists():
+        raise UserError(f'--weights "{path}" does not exist.')
     try:
-        tensors = load_file(path)
-    except FileNotFoundError:
-        raise UserError(f'--weights "{path}" does not exist.') from None
-    except (SafetensorError, OSError) as problem:
+        tensors = load_foreign_tensors(path)
+    except UserError as problem:
         raise UserError(f'--weights "{path}" is not a readable safetensors file ({problem}).') from None
     if any(".encoder.layer." in key or key.startswith("encoder.layer.") for key in tensors):
         tensors = from_huggingface(tensors)
@@ -120,4 +162,8 @@ def load_weights(vit: nn.Module, path: str | Path) -> None:
             f'--weights "{path}" is of another architecture: it {"; ".join(details)}. '
             "Choose the backbone it was made for."
         )
-    vit.load_state_dict({k: v.to(wanted[k].dtype) for k, v in tensors.items()})
+    if whole := [k for k in wanted if wanted[k].is_floating_point() and not tensors[k].is_floating_point()]:
+        raise UserError(f'--weights "{path}": tensor "{whole[0]}" holds whole numbers, no weights.')
+    check_finite(tensors, f'--weights "{path}"')
+    bare = any(tensor.is_meta for tensor in wanted.values())  # a skeleton: it takes over copies of the tensors
+    vit.load_state_dict({k: v.to(wanted[k].dtype, copy=bare) for k, v in tensors.items()}, assign=bare)

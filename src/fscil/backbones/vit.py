@@ -1,7 +1,8 @@
-"""A frozen timm Vision Transformer, run block by block from outside so that adapters and prompts can be slotted in.
+"""A frozen Vision Transformer, run block by block from outside so that adapters and prompts can be slotted in.
 
-Nothing of timm is copied: its modules are called in the order their own forward does, with `attn.qkv` wrapped (see
-`lora.KVLinear`). Exact savings that the plain forward cannot take:
+It is timm's, or the same without timm where it is plain enough (`plain_vit.py`). Its modules are called in the order
+that timm's own forward does, with `attn.qkv` wrapped (see `lora.KVLinear`). Exact savings that the plain forward cannot
+take:
 
 * all adapter streams read the same tokens in block 0, so the embedding, the first norm and the frozen qkv are computed
   once, and no gradient flows below them;
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fscil.backbones.lora import KVLinear, LoRA
+from fscil.backbones.plain_vit import PlainViT
 from fscil.data.transforms import Colour
 from fscil.errors import UserError
 
@@ -282,6 +284,8 @@ def attend(
 
 def _check_plain(vit: Any, name: str) -> None:
     """Refuses models whose blocks are not the plain pre-norm kind this module knows how to run."""
+    if isinstance(vit, PlainViT):
+        return
     from timm.layers import Attention as LayersAttention
     from timm.models.vision_transformer import Attention, Block, VisionTransformer
 

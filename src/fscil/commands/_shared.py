@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fscil.teachable.names import printable
-from fscil.text import percent
+from fscil.text import percent, printable
 
 if TYPE_CHECKING:
     from fscil.teachable.folder import Head
@@ -25,9 +24,10 @@ def notes() -> Iterator[list[str]]:
         from fscil.teachable.recognition import Notice
 
         warnings.simplefilter("always", Notice)
-        show, said = warnings.showwarning, list[str]()
+        show = warnings.showwarning
+        said: list[str] = []
 
-        def line(message: Any, category: type, *rest: Any, **named: Any) -> None:
+        def line(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
             if not issubclass(category, Notice):
                 show(message, category, *rest, **named)
             elif str(message) not in said:
@@ -38,7 +38,19 @@ def notes() -> Iterator[list[str]]:
         yield said
 
 
+def check_model(path: Path, weights: str | None = None) -> Head:
+    """The head of a model; refuses what it alone shows cannot be opened, before anything heavy is imported."""
+    from fscil.teachable.folder import ModelFolder
+    from fscil.teachable.weights import find_weights
+
+    folder = ModelFolder(path)
+    head = folder.read()
+    find_weights(folder, head, weights)
+    return head
+
+
 def open_model(path: Path, weights: str | None = None, device: str | None = None, quiet: bool = False) -> Teachable:
+    check_model(path, weights)
     from fscil.teachable.model import Teachable
 
     verbose = sys.stderr.isatty() and not quiet

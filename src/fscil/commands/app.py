@@ -41,20 +41,23 @@ def app(
 
     `fscil app birds --host 0.0.0.0 --password-file secret.txt`
     """
-    from fscil.commands._shared import read_head
+    from fscil.commands._shared import check_model
     from fscil.errors import UserError
 
-    if demo == (model is not None):
+    if model is not None and not demo:
+        check_model(model, weights)
+    elif not demo or model is not None:
         raise UserError("give a model folder, or --demo for one to try things with.")
-    if model is not None:
-        read_head(model)  # a folder that is no model is said at once, before anything heavy is imported
     password = read_password(password_file)
     from fscil.serving.page import serve
     from fscil.teachable.demo import make_demo
 
-    made = make_demo() if demo else None
+    made = None
+    if model is None:
+        made = make_demo()
+        model = made.model
     serve(
-        made.model if made is not None else model,
+        model,
         host,
         port,
         user=user,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fscil.text import printable
+
 if TYPE_CHECKING:
     from fscil.experiments.engines import Engine
     from fscil.experiments.grid import Job
@@ -92,6 +94,7 @@ def compare(
     """Compare methods over seeds: run what is missing, then print the paper's main table.
 
     What is finished is not run again, and a stopped comparison goes on where it was: give the same command again.
+    What the columns mean: `fscil list metrics`.
 
     **Examples**
 
@@ -177,7 +180,7 @@ def compare(
 def leave_out(problems: Sequence[str]) -> None:
     """A line for every run that cannot be used."""
     for problem in problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(f"left out: {printable(problem)}", file=sys.stderr)
 
 
 def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, memory: Any) -> Engine:
@@ -210,11 +213,12 @@ def show(made: dict[str, Any], folder: Path, markdown: Path | None, name: str, q
     from fscil.display import output_console
     from fscil.evaluation.rendering import print_table, render, write_table
     from fscil.experiments.comparison import PARTS, splice
+    from fscil.text import file_name
 
     console = output_console()
     for key, table in made.items():
         print_table(table, console)
-        write_table(table, folder / key)
+        write_table(table, folder / file_name(key))
     if markdown is not None:
         datasets = [key for key in made if not key.endswith(PARTS[1:])]
         blocks = {

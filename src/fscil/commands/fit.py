@@ -84,7 +84,7 @@ def fit(
             head={"name": head, **of_head},
             train=train,
             options=chosen.get("options"),
-            transform=chosen.get("transform"),
+            preprocessing=chosen.get("transform"),
             held_out=held_out,
             false_rejection=false_rejection,
             skip_bad=skip_bad,

@@ -17,12 +17,13 @@ class Kind(str, Enum):
     backbones = "backbones"
     recipes = "recipes"
     experiments = "experiments"
+    metrics = "metrics"
 
 
 def list_choices(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help=f"One of {', '.join(kind.value for kind in Kind)}.")],
 ) -> None:
-    """List methods, heads, datasets, backbones, recipes, or the experiments of the paper.
+    """List methods, heads, datasets, backbones, recipes, the experiments of the paper, or what the metrics mean.
 
     **Examples**
 
@@ -38,13 +39,18 @@ def list_choices(
     elif kind is Kind.heads:
         rows = [(name, entry.title, entry.summary) for name, entry in registry.heads().items()]
     elif kind is Kind.datasets:
-        rows = [(name, entry.title, entry.summary) for name, entry in registry.datasets().items()]
+        families = {f"{name}:NAME": entry for name, entry in registry.FAMILIES.items()}
+        rows = [(name, entry.title, entry.summary) for name, entry in {**registry.datasets(), **families}.items()]
     elif kind is Kind.backbones:
         rows = [(name, entry.summary) for name, entry in registry.BACKBONES.items()]
     elif kind is Kind.experiments:
         from fscil.experiments.reproduce import EXPERIMENTS
 
         rows = [(name, experiment.title) for name, experiment in EXPERIMENTS.items()]
+    elif kind is Kind.metrics:
+        from fscil.evaluation.glossary import GLOSSARY
+
+        rows = list(GLOSSARY.items())
     else:
         rows = [(name, recipes.load(name).summary) for name in recipes.names()]
     widths = [max(map(len, column)) for column in list(zip(*rows))[:-1]]

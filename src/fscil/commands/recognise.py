@@ -25,7 +25,8 @@ PANEL = "Your own photos"
 def predict(
     model: Model,
     pictures: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILES…", help="Pictures, or folders of pictures.")
+        list[str] | None,
+        typer.Argument(metavar="FILES…", help="Pictures, or folders of pictures; with --out also lists and URLs."),
     ] = None,
     as_json: Annotated[
         bool,
@@ -34,7 +35,7 @@ def predict(
         ),
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV: file, label, confidence, unknown, error.")] = False,
-    top: Annotated[int, typer.Option(min=1, help="How many classes --json lists per picture.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="How many classes --json and --out list per picture.")] = 5,
     sort_into: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Copy each picture into a folder named like its class, in there.")
     ] = None,
@@ -43,6 +44,13 @@ def predict(
     watch: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with pictures that come into this folder, until Ctrl-C.")
     ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|URL", help="For very many pictures: write a folder of Parquet files, restartable."),
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="local|ray", help="Who answers with --out.")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Workers of --engine ray; default: one per GPU or core.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster; default: this machine.")] = None,
     weights: Weights = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -50,6 +58,10 @@ def predict(
     """Name what pictures show, with a calibrated confidence, or `unknown`.
 
     Pictures that cannot be read are named on stderr; the exit status is then 1.
+
+    With `--out`, answers go into numbered Parquet files. Pictures may then also be a list (.txt, .csv) or a URL that
+    fsspec reads (s3://…, http://…), and `--engine ray` spreads them over a cluster. Whatever was interrupted, the same
+    command does what is missing; pictures that could not be read have their reason in the column `error`.
 
     **Examples**
 
@@ -60,24 +72,32 @@ def predict(
     `fscil predict birds photos/unsorted --sort-into photos/sorted`
 
     `fscil predict birds --watch inbox --sort-into sorted`
+
+    `fscil predict birds s3://bucket/photos --out answers.parquet --engine ray`
     """
-    from fscil.commands._shared import notes, open_model
-    from fscil.data.pictures import expand
+    from fscil.commands._shared import check_model, notes, open_model
     from fscil.errors import UserError
+
+    if (as_json, as_csv, out is not None).count(True) > 1:
+        raise UserError("--json, --csv and --out exclude one another.")
+    _check_sorting(sort_into, link, move, watch, out)
+    if not pictures and watch is None:
+        raise UserError("give pictures, folders of pictures, or --watch DIR.")
+    check_model(model, weights)
+    if out is not None:
+        _predict_all(model, pictures or [], out, engine, workers, address, top, weights, device, quiet)
+        return
+    if (engine, workers, address) != ("local", None, None):
+        raise UserError("--engine, --workers and --address are for very many pictures: add --out results.parquet.")
+    if url := next((name for name in pictures or () if "://" in name), None):
+        raise UserError(f'"{url}" is a URL; add --out results.parquet to recognise what is there.')
+    from fscil.data.pictures import expand
     from fscil.teachable.sorting import Sorted
     from fscil.teachable.watching import arrivals
 
-    if as_json and as_csv:
-        raise UserError("--json and --csv exclude each other.")
-    if link and move:
-        raise UserError("--link and --move exclude each other.")
-    if (link or move) and sort_into is None:
-        raise UserError(f"--{'link' if link else 'move'} says how to sort; add --sort-into DIR.")
-    if not pictures and watch is None:
-        raise UserError("give pictures, folders of pictures, or --watch DIR.")
     coming = arrivals(watch, sort_into) if watch is not None else iter(())
     next(coming, None)  # from here on pictures are new
-    files = expand(pictures or [])
+    files = expand(map(Path, pictures or ()))
     into = Sorted(sort_into, "link" if link else "move" if move else "copy") if sort_into is not None else None
     show = _Answers("json" if as_json else "csv" if as_csv else "text", streaming=watch is not None)
     with notes():
@@ -92,6 +112,17 @@ def predict(
             print("stopped", file=sys.stderr)
     if show.unreadable:
         raise typer.Exit(1)
+
+
+def _check_sorting(sort_into: Path | None, link: bool, move: bool, watch: Path | None, out: str | None) -> None:
+    from fscil.errors import UserError
+
+    if link and move:
+        raise UserError("--link and --move exclude each other.")
+    if (link or move) and sort_into is None:
+        raise UserError(f"--{'link' if link else 'move'} says how to sort; add --sort-into DIR.")
+    if out is not None and (watch is not None or sort_into is not None):
+        raise UserError("--out answers what is there now; it excludes --watch and --sort-into.")
 
 
 def _answered(clf: Teachable, files: list[Path], into: Sorted | None, top: int) -> tuple[list[Path], list[Recognition]]:
@@ -125,7 +156,7 @@ class _Answers:
 
     def __call__(self, files: Sequence[Path], found: Sequence[Recognition]) -> None:
         from fscil.commands._shared import columns, print_json
-        from fscil.teachable.names import printable
+        from fscil.text import printable
 
         if self.form == "json" and self.streaming:
             for file, item in zip(files, found):
@@ -148,6 +179,29 @@ class _Answers:
             if item.error is not None:
                 self.unreadable = True
                 print(f"fscil: {printable(file)}: {printable(item.error)}", file=sys.stderr)
+
+
+def _predict_all(
+    model: Path,
+    sources: list[str],
+    out: str,
+    engine: str,
+    workers: int | None,
+    address: str | None,
+    top: int,
+    weights: str | None,
+    device: str | None,
+    quiet: bool,
+) -> None:
+    from fscil.commands._shared import notes
+    from fscil.serving.bulk import ModelAt, make_engine, recognise_all
+
+    with notes():
+        chosen = make_engine(engine, workers, address)
+        done = recognise_all(ModelAt(str(model), weights, device), sources, out, chosen, top=top, quiet=quiet)
+    unreadable = f", {done.unreadable} of which could not be read (column error)" if done.unreadable else ""
+    before = done.pictures - done.answered
+    print(f"{out}: {done.answered} pictures answered{unreadable}" + (f"; {before} were there before" if before else ""))
 
 
 def _how_sure(item: Recognition) -> str:
@@ -181,7 +235,9 @@ def evaluate(
 
     `fscil evaluate birds photos/test --matrix confusions.png`
     """
-    from fscil.commands._shared import columns, notes, open_model, print_json
+    from fscil.commands._shared import check_model, columns, notes, open_model, print_json
+
+    check_model(model, weights)
     from fscil.data.pictures import labelled_files
     from fscil.errors import UserError
     from fscil.teachable.assess import assess
@@ -204,9 +260,9 @@ def evaluate(
     print(columns([("class", "pictures", "accuracy"), *rows], right=[1, 2]))
     worst = [pair for pair in result["confusions"] if pair["pictures"] > 1][:WORST]
     if worst:
-        rows = [(pair["class"], pair["taken_for"], pair["pictures"], percent(pair["share"])) for pair in worst]
+        pairs = [(pair["class"], pair["taken_for"], pair["pictures"], percent(pair["share"])) for pair in worst]
         print("\nmost often confused")
-        print(columns([("class", "taken for", "pictures", "of it"), *rows], right=[2, 3]))
+        print(columns([("class", "taken for", "pictures", "of it"), *pairs], right=[2, 3]))
     print()
     for key, title in TITLES.items():
         if result[key] is not None:
@@ -218,7 +274,7 @@ def _draw(matrix: Mapping[str, Any], base: int, path: Path) -> None:
 
     from fscil.evaluation.figures import confusion_matrix
     from fscil.files import atomic_write
-    from fscil.teachable.names import printable
+    from fscil.text import printable
 
     chart = confusion_matrix(np.array(matrix["counts"]), base, names=[printable(name) for name in matrix["classes"]])
     atomic_write(path, chart.rendered("png"))

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fscil.text import printable
+
 PANEL = "Results"
 
 
@@ -22,6 +24,8 @@ def report(
     ] = True,
 ) -> None:
     """Write one self-contained HTML page about finished runs: tables, figures, shots, confusions, time and memory.
+
+    What its columns mean stands on the page, and in `fscil list metrics`.
 
     **Examples**
 
@@ -39,7 +43,7 @@ def report(
     for folder in found:
         _, problems = load_folders([folder])
         for problem in problems:
-            print(f"left out: {problem}", file=sys.stderr)
+            print(f"left out: {printable(problem)}", file=sys.stderr)
         usable += [] if problems else [folder]
     if not usable:
         raise UserError("none of these folders holds a finished run")

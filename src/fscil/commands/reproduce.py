@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fscil.commands import compare as shared
+from fscil.text import printable
 
 PANEL = "Experiments"
 
@@ -60,7 +61,8 @@ def reproduce(
     """Make tables and figures of the paper, on any dataset.
 
     Runs that several of them need are made once; what is finished is not run again, and a stopped command goes on
-    where it was when it is given again. Figures come as PNG, SVG and PDF, tables as CSV, Markdown and LaTeX.
+    where it was when it is given again. Figures come as PNG, SVG and PDF, tables as CSV, Markdown and LaTeX. What the
+    columns mean: `fscil list metrics`.
 
     **Examples**
 
@@ -78,6 +80,7 @@ def reproduce(
     from fscil.experiments.engines import default_jobs
     from fscil.experiments.grid import plan
     from fscil.experiments.reproduce import SEEDS, Request, choose, make_artefacts, write_index
+    from fscil.text import file_name
 
     request = Request(
         choose(names),
@@ -107,7 +110,7 @@ def reproduce(
     at_a_time = jobs or default_jobs(device)
     overview = shared.work(todo, shared.engine_of(engine, at_a_time, address, cpus, gpus, memory), quiet)
 
-    folder = output / "reproduce" / ("+".join(request.datasets) + ("-fast" if fast else ""))
+    folder = output / "reproduce" / (file_name("+".join(request.datasets)) + ("-fast" if fast else ""))
     results, damaged = load_cells(todo)
     shared.leave_out(damaged)
     made, problems = make_artefacts(request, results, folder)
@@ -123,7 +126,7 @@ def reproduce(
         splice(markdown, {place: block for place, block in blocks.items() if place in places})
     index = write_index(request, made, folder)
     for problem in problems:
-        print(problem, file=sys.stderr)
+        print(printable(problem), file=sys.stderr)
     if not quiet:
         print(f"{len(made)} of {len(request.experiments)} made in {folder}; all on one page: {index}")
     shared.end(overview)

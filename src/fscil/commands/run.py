@@ -75,6 +75,7 @@ def run(
     """Run a method on a dataset: base task, every few-shot task, evaluation after each.
 
     Without any option: SMP on the built-in glyphs, about two minutes on two CPU cores.
+    What the columns of its table mean: `fscil list metrics`.
 
     **Examples**
 

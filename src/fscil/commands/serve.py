@@ -26,6 +26,9 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="A file with the token clients must send; or set FSCIL_TOKEN."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Processes that answer; each has the model in memory.")
+    ] = 1,
     max_batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the model at once.")] = 32,
     weights: Weights = None,
     device: Device = None,
@@ -36,10 +39,12 @@ def serve(
 
     `fscil serve birds`
 
-    `fscil serve birds --host 0.0.0.0 --token-file token.txt`
+    `fscil serve birds --host 0.0.0.0 --token-file token.txt --workers 4`
     """
+    from fscil.commands._shared import check_model
     from fscil.errors import UserError
 
+    check_model(model, weights)
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -47,11 +52,10 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f'fscil serve needs {error.name}; install it with: pip install "fscil[serve]"') from None
-    from fscil.serving.api import make_app
-    from fscil.serving.decoding import Decoders
     from fscil.serving.gate import is_local
-    from fscil.serving.host import Host
-    from fscil.serving.listening import listen, make_server
+    from fscil.serving.listening import listen
+    from fscil.serving.workers import Service, serve_with
+    from fscil.teachable.folder import ModelFolder
 
     token = _token(token_file)
     if token is None and not is_local(host):
@@ -59,13 +63,19 @@ def serve(
             f'--host "{host}" lets other machines in, which needs a token: put one into a file and pass --token-file, '
             "or set FSCIL_TOKEN."
         )
-    hosted = Host(model, weights, device or "auto", decoders=Decoders().start())
+    known = len(ModelFolder(model).read().current.record["classes"])
+    service = Service(str(model), weights and str(weights), device or "auto", token, host, max_batch)
     with contextlib.closing(listen(host, port)) as listening:
         where = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        known = f"{len(hosted.classes)} classes"
-        print(f"serving {model} ({known}) at {where}, docs at {where}/docs; stop with Ctrl-C", file=sys.stderr)
-        with contextlib.suppress(KeyboardInterrupt):
-            make_server(make_app(hosted, token, host, max_batch=max_batch), hosted).run(sockets=[listening])
+
+        def announce(*_: object) -> None:
+            what = f"{model} ({known} classes{f', {workers} processes' if workers > 1 else ''})"
+            print(f"serving {what} at {where}, docs at {where}/docs; stop with Ctrl-C", file=sys.stderr, flush=True)
+
+        if workers == 1:
+            service.run(listening, announce)
+        else:
+            serve_with(workers, service, listening, announce)
 
 
 def _token(file: Path | None) -> str | None:

@@ -30,7 +30,9 @@ def export(
 
     `fscil export birds --to timm -o birds-timm`
     """
-    from fscil.commands._shared import notes, open_model
+    from fscil.commands._shared import check_model, notes, open_model
+
+    check_model(model, weights)
     from fscil.teachable.export import default_path, exporter
     from fscil.text import size
 
@@ -61,20 +63,29 @@ def push(
     print(f"pushed to {hub.push(model, repo, private, history)}")
 
 
-def pull(model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder to make.")], repo: Repo) -> None:
-    """Download a model from the Hugging Face hub; every file's hash is checked.
+def pull(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder to make.")],
+    repo: Repo,
+    revision: Annotated[
+        str | None,
+        typer.Option("--revision", metavar="REV", help="A commit, tag or branch; without it the latest commit."),
+    ] = None,
+) -> None:
+    """Download a model from the Hugging Face hub; every file's size and hash is checked.
 
-    **Example**
+    **Examples**
 
     `fscil pull birds name/birds`
+
+    `fscil pull birds name/birds --revision 5ae7b1c0d9e1f2a3b4c5d6e7f8091a2b3c4d5e6f`
     """
     from fscil.commands._shared import read_head
     from fscil.teachable import hub
     from fscil.text import size
 
-    hub.pull(model, repo)
+    commit = hub.pull(model, repo, revision)
     head = read_head(model)
-    print(f"pulled {len(head.current.record['classes'])} classes -> {model} ({size(head.bytes)})")
+    print(f"pulled {len(head.current.record['classes'])} classes -> {model} ({size(head.bytes)}, commit {commit})")
 
 
 COMMANDS = {"export": export, "push": push, "pull": pull}

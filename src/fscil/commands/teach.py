@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from fscil.teachable.model import Teachable
 
 PANEL = "Your own photos"
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The model folder.")]
@@ -46,13 +49,14 @@ def learn(
 
     `fscil learn birds --class heron --add more/*.jpg`
     """
-    from fscil.commands._shared import event_line, notes, open_model, print_json
-    from fscil.commands._shared import read_head as read
+    from fscil.commands._shared import check_model, event_line, notes, open_model, print_json
+
+    head = check_model(model, weights)
     from fscil.teachable.lessons import left_out
-    from fscil.teachable.names import check_class_names, printable
+    from fscil.teachable.names import check_class_names
+    from fscil.text import printable
 
-    known = {str(info["name"]): info["pictures"] for info in read(model).current.record["classes"]}
-
+    known = {str(info["name"]): info["pictures"] for info in head.current.record["classes"]}
     if name is not None:
         check_class_names([name], known)
     files, labels = _lesson(model, pictures, name)
@@ -64,8 +68,8 @@ def learn(
     with notes() as heard:
         clf = open_model(model, weights, device, quiet)
         clf.skip_bad = skip_bad
-        if name is None and (said := left_out(pictures[0])):
-            clf.note(said)
+        if name is None and (unused := left_out(pictures[0])):
+            clf.note(unused)
         with clf.editing():
             clf.learn(files, labels, add=add)
     if as_json:
@@ -115,29 +119,53 @@ def _lesson(model: Path, pictures: list[Path], name: str | None) -> tuple[list[P
 def forget(
     model: Model,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The class to remove.")],
-    for_good: Annotated[
+    purge: Annotated[
         bool,
-        typer.Option("--for-good", help="Drop the history too: nothing of the class is left, nothing can be undone."),
+        typer.Option(
+            "--purge",
+            "--for-good",
+            help="Remove its pictures, thumbnails and all earlier versions from the folder too; nothing can be undone.",
+        ),
     ] = False,
     weights: Weights = None,
     device: Device = None,
 ) -> None:
-    """Remove a class. `fscil undo` brings it back.
+    """Remove a class. `fscil undo` brings it back, unless it was purged.
 
-    **Example**
+    **Examples**
 
     `fscil forget birds heron`
+
+    `fscil forget birds heron --purge`
     """
     from fscil.commands._shared import event_line, notes, open_model
 
     with notes():
         clf = open_model(model, weights, device)
+        if purge:
+            _purge(clf, name)
+            return
         with clf.editing():
             clf.forget(name)
-            said = event_line(clf.history_[-1])
-            if for_good:
-                clf.drop_history()
-    print(said)
+    print(event_line(clf.history_[-1]))
+
+
+def _purge(clf: Teachable, name: str) -> None:
+    """Purges a class and says what went and what is left."""
+    from fscil.commands._shared import event_line
+    from fscil.teachable.names import printable
+    from fscil.teachable.purging import purge
+    from fscil.text import size
+
+    done = purge(clf, name)
+    print(event_line(done.event))
+    print(f"purged: {done.versions} earlier versions, {len(done.files)} files ({size(done.bytes)})")
+    print(f"left: {len(clf.class_info_)} classes, {size(clf.size_)}; nothing can be undone")
+    if done.traces:
+        print(f"left of the class: {'; '.join(done.traces)}. Fit again without it to be rid of that")
+    if done.others:
+        print(f"in the folder but not the model's, not touched: {', '.join(map(printable, done.others))}")
+    print("copies elsewhere (backups, exports, what was pushed) are as they were")
 
 
 def undo(

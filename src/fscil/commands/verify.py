@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fscil.text import printable
+
 if TYPE_CHECKING:
     from fscil.experiments.verify import Check
 
@@ -60,13 +62,13 @@ def verify(
     told, failed = [], False
     for folder in find_runs(folders):
         if not as_json:
-            print(folder)
+            print(printable(folder))
         made = []
         for check in checks_of(folder):
             made.append(check)
             failed |= check.state == "failed"
             if not as_json:
-                print(f"  {check.state:<8}  {check.name:<11}  {check.text}", flush=True)
+                print(f"  {check.state:<8}  {check.name:<11}  {printable(check.text)}", flush=True)
         told.append({"run": str(folder), "checks": [vars(check) for check in made]})
     if as_json:
         print(json.dumps(told, indent=1, ensure_ascii=False))

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -151,7 +151,7 @@ def in_order(function: Callable[[S], T], items: Iterable[S], workers: int | None
 
 
 def decode_store(
-    files: Sequence[str | os.PathLike[str]],
+    files: Sequence[S],
     cache: str | os.PathLike[str],
     *,
     short_side: int | None = None,
@@ -159,19 +159,20 @@ def decode_store(
     workers: int | None = None,
     map_above: int | None = None,
     names: Sequence[str] | None = None,
+    decode: Callable[[S, int | None], np.ndarray] | None = None,
 ) -> tuple[ImageStore, list[int]]:
     """(store of the readable images, their positions in `files`), decoded into `cache` unless it is there already.
 
     The pixels go to `<cache>.bin` as they are decoded, so memory does not grow; `<cache>.safetensors` is the index
     and, written last, the sign that the pixels are whole. A store larger than `map_above` bytes (half of the
-    machine's memory) is mapped from the file, not read. `names` are how errors call the files.
+    machine's memory) is mapped from the file, not read. `names` are how errors call the files; what is no file but
+    can be turned into a picture brings `decode`, from it and the short side.
     """
     pixels_path, index_path = Path(f"{cache}.bin"), Path(f"{cache}.safetensors")
     index = _read_index(pixels_path, index_path, len(files))
     if index is None:
-        index = _decode_to_disk(
-            files, names or [str(file) for file in files], pixels_path, index_path, short_side, workers
-        )
+        called = names or [str(file) for file in files]
+        index = _decode_to_disk(files, called, pixels_path, index_path, short_side, workers, decode or _decode_file)
     sizes, kept, bad = index
     if bad and not skip_bad:
         more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
@@ -188,26 +189,33 @@ def _read_index(pixels_path: Path, index_path: Path, count: int) -> Index | None
     try:
         tensors, meta = load_tensors(index_path)
         sizes, kept, bad = tensors["sizes"], tensors["kept"], list(meta["bad"])
+        if sizes.is_floating_point() or sizes.shape != (len(kept), 2) or kept.ndim != 1 or (sizes < 1).any():
+            return None
         whole = len(kept) + len(bad) == count and pixels_path.stat().st_size == int(sizes.prod(1).sum()) * 3
         return (sizes, kept, bad) if whole else None
-    except (UserError, KeyError, OSError):  # absent, damaged or of another version: decode again
+    except (UserError, KeyError, TypeError, OSError):  # absent, damaged or of another version: decode again
         return None
 
 
+def _decode_file(file: Any, short_side: int | None) -> np.ndarray:
+    return decode_image(file, short_side=short_side)
+
+
 def _decode_to_disk(
-    files: Sequence[str | os.PathLike[str]],
+    files: Sequence[S],
     names: Sequence[str],
     pixels_path: Path,
     index_path: Path,
     short_side: int | None,
     workers: int | None,
+    decode: Callable[[S, int | None], np.ndarray],
 ) -> Index:
     import torch
 
-    def attempt(job: tuple[str | os.PathLike[str], str]) -> np.ndarray | str:
+    def attempt(job: tuple[S, str]) -> np.ndarray | str:
         file, name = job
         try:
-            return decode_image(file, short_side=short_side)
+            return decode(file, short_side)
         except DecodeError as error:
             return f"{name} ({str(error).removeprefix(f'{file}: ')})"
 

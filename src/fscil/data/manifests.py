@@ -8,10 +8,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from fscil.errors import UserError
 from fscil.files import FORMAT_VERSION, atomic_write, read_json
+from fscil.strict import conform, show
 
 TRAIN, TEST = "train", "test"
 
@@ -20,6 +21,15 @@ class Entry(NamedTuple):
     image: str | int  # path relative to the dataset's root, or position in the official order of its split
     split: str  # train | test
     label: int  # class number in natural order
+
+
+class _Stored(TypedDict):
+    """A manifest's file."""
+
+    dataset: str
+    split: str
+    class_names: list[str]
+    entries: list[list[str | int]]
 
 
 @dataclass(frozen=True)
@@ -86,16 +96,11 @@ class Manifest:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Manifest:
         """Read a saved manifest; the hash it carries must be its own."""
-        data = read_json(path)
-        try:
-            manifest = cls(
-                str(data["dataset"]),
-                str(data["split"]),
-                tuple(map(str, data["class_names"])),
-                tuple(_read_entry(*entry) for entry in data["entries"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise UserError(f'"{path}" is not a split manifest written by fscil') from error
+        data = conform(read_json(path), _Stored, path)
+        entries = tuple(
+            _read_entry(entry, f"{path}: entries[{number}]") for number, entry in enumerate(data["entries"])
+        )
+        manifest = cls(data["dataset"], data["split"], tuple(data["class_names"]), entries)
         if data.get("split_hash", manifest.hash) != manifest.hash:
             raise UserError(f'"{path}" was changed after it was written: its entries do not match its split_hash')
         return manifest
@@ -109,10 +114,12 @@ class Manifest:
         }
 
 
-def _read_entry(image: object, split: object, label: object) -> Entry:
-    if not isinstance(image, str | int) or not isinstance(split, str) or not isinstance(label, int):
-        raise TypeError("a manifest entry is [path or number, split, class number]")
-    return Entry(image, split, label)
+def _read_entry(values: list[str | int], where: str) -> Entry:
+    if len(values) == 3:
+        image, split, label = values
+        if isinstance(split, str) and isinstance(label, int):
+            return Entry(image, split, label)
+    raise UserError(f"{where} must be [path or number, split, class number], got {show(values)}")
 
 
 def manifest_of_lists(

@@ -2,21 +2,23 @@
 
 `pickletools.genops` only lists opcodes. A small stack machine follows those that these files hold: numbers, strings,
 lists, tuples, dicts and uint8 arrays. Names of functions are data too: nothing is imported, and any other name or
-opcode refuses the file.
+opcode refuses the file. Memory stays within a small multiple of the file's size: an object that is asked for twice is
+one object, what a container holds is bounded, and none lies more than a few deep.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickletools
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fscil.errors import UserError
+from fscil.reading import read_bytes
 
 
 class _Name(NamedTuple):
@@ -37,7 +39,11 @@ class _Array:
 
 RECONSTRUCT = {"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"}  # before and since numpy 2
 NAMES = RECONSTRUCT | {"numpy ndarray", "numpy dtype", "_codecs encode"}
+CONTAINERS = (list, tuple, dict)
+FILE_AT_MOST = 512 * 2**20  # bytes; the largest of CIFAR has 150 million
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+DEPTH_AT_MOST = 8  # containers within containers; CIFAR's arrays are tuples of tuples in a dict
+ITEMS_PER_BYTE = 2  # that all containers together may hold, per byte of the file: every one costs an opcode
 VALUES = {"BININT", "BININT1", "BININT2", "BINUNICODE", "BINBYTES", "SHORT_BINBYTES"}
 SHORT_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
@@ -48,21 +54,22 @@ def read_plain_pickle(path: str | os.PathLike[str]) -> dict[str, Any]:
     Strings of Python 2 come as bytes, arrays as uint8 `ndarray`s.
     """
     try:
-        with Path(path).open("rb") as file:
-            result = _follow(file)
+        content = io.BytesIO(read_bytes(path, FILE_AT_MOST))  # `genops` may not ask a file of any length for its rest
+        result = _follow(content)
         if not isinstance(result, dict):
             raise ValueError("it holds no dict")
-        return {_text(key): value.value if isinstance(value, _Array) else value for key, value in result.items()}
-    except OSError as error:
-        raise UserError(f'cannot read "{path}": {error.strerror or error}') from error
+        return {key: _flat(value) for key, value in result.items()}
+    except UserError:
+        raise
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(f'"{path}" is refused as a CIFAR python file: {error}') from error
 
 
-def _follow(file: BinaryIO) -> Any:
+def _follow(file: io.BytesIO) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
+    budget = _Budget(ITEMS_PER_BYTE * len(file.getbuffer()))
 
     def since_mark() -> list[Any]:
         start = marks.pop()
@@ -93,22 +100,20 @@ def _follow(file: BinaryIO) -> Any:
             stack.append({})
         elif name in SHORT_TUPLES:
             size = SHORT_TUPLES[name]
-            stack[len(stack) - size :] = [tuple(stack[len(stack) - size :])]
+            if size > len(stack) - (marks[-1] if marks else 0):
+                raise ValueError(f"a tuple at byte {position} lacks items")
+            stack[len(stack) - size :] = [budget.made(tuple(stack[len(stack) - size :]))]
         elif name == "TUPLE":
-            stack.append(tuple(since_mark()))
-        elif name == "APPEND":
-            item = stack.pop()
-            _expect(stack[-1], list).append(item)
-        elif name == "APPENDS":
-            items = since_mark()
+            stack.append(budget.made(tuple(since_mark())))
+        elif name in ("APPEND", "APPENDS"):
+            items = since_mark() if name == "APPENDS" else [stack.pop()]
             _expect(stack[-1], list).extend(items)
-        elif name == "SETITEM":
-            key, value = stack[-2:]
-            del stack[-2:]
-            _expect(stack[-1], dict)[key] = value
-        elif name == "SETITEMS":
-            items = since_mark()
-            _expect(stack[-1], dict).update(zip(items[::2], items[1::2]))
+            budget.filled(stack[-1], items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = since_mark() if name == "SETITEMS" else [stack.pop(), stack.pop()][::-1]
+            names, values = items[::2], items[1::2]
+            _expect(stack[-1], dict).update(zip([_text(key) for key in names], values, strict=True))
+            budget.filled(stack[-1], values)
         elif name == "GLOBAL":
             if argument not in NAMES:
                 raise ValueError(f"it calls for {argument.replace(' ', '.')}")
@@ -116,6 +121,7 @@ def _follow(file: BinaryIO) -> Any:
         elif name == "REDUCE":
             arguments = stack.pop()
             stack[-1] = _called(_expect(stack[-1], _Name).text, _expect(arguments, tuple))
+            budget.spend(len(stack[-1]) if isinstance(stack[-1], bytes) else 1)
         elif name == "BUILD":
             state = stack.pop()
             _built(stack[-1], _expect(state, tuple))
@@ -124,6 +130,35 @@ def _follow(file: BinaryIO) -> Any:
         else:
             raise ValueError(f"opcode {name} at byte {position} has no place in one")
     raise ValueError("it ends early")
+
+
+class _Budget:
+    """How deep each container is and how many items there are in all, with limits to both."""
+
+    def __init__(self, items: int):
+        self.items = items
+        self.depths: dict[int, tuple[Any, int]] = {}  # id of a container -> itself, so that the id stays its own; depth
+
+    def made(self, container: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.filled(container, container)
+        return container
+
+    def filled(self, container: Any, items: Sequence[Any]) -> None:
+        """Counts items that came into a container. One that comes into itself counts as deep without end."""
+        inner = max((self._depth(item) for item in items if isinstance(item, CONTAINERS)), default=0)
+        depth = max(inner + 1, self._depth(container))
+        if depth > DEPTH_AT_MOST or any(item is container for item in items):
+            raise ValueError("it is nested too deeply")
+        self.depths[id(container)] = container, depth
+        self.spend(1 + len(items))
+
+    def _depth(self, container: Any) -> int:
+        return self.depths.get(id(container), (None, 1))[1]
+
+    def spend(self, items: int) -> None:
+        self.items -= items
+        if self.items < 0:
+            raise ValueError("it holds more than a file of its size can")
 
 
 def _called(name: str, arguments: tuple[Any, ...]) -> Any:
@@ -147,7 +182,8 @@ def _built(target: Any, state: tuple[Any, ...]) -> None:
     _expect(target, _Array)
     _expect(dtype, _Uint8)
     _expect(data, bytes)
-    if fortran or len(data) != math.prod(_expect(shape, tuple)):
+    sizes = [_expect(size, int) for size in _expect(shape, tuple)]
+    if fortran or len(sizes) > 4 or min(sizes, default=0) < 0 or len(data) != math.prod(sizes):
         raise ValueError("it holds an array of another layout")
     target.value = np.frombuffer(data, np.uint8).reshape(shape)
 
@@ -158,5 +194,18 @@ def _expect(value: Any, kind: type) -> Any:
     return value
 
 
+def _flat(value: Any) -> Any:
+    """A value of the dict: an array, a number, text, or a list of these two."""
+    if isinstance(value, _Array):
+        return value.value
+    if isinstance(value, list) and not all(isinstance(item, (int, str, bytes)) for item in value):
+        raise ValueError("it holds a list of more than numbers and text")
+    if not isinstance(value, (int, str, bytes, list, type(None))):
+        raise ValueError(f"it holds a {type(value).__name__.strip('_')}")
+    return value
+
+
 def _text(value: Any) -> str:
+    if isinstance(value, (bytes, str)) and len(value) > 100:
+        raise ValueError("it has a name of more than 100 letters")
     return value.decode("latin-1") if isinstance(value, bytes) else _expect(value, str)

@@ -6,16 +6,18 @@ everything.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from fscil.errors import UserError, nearest
-from fscil.files import write_json
+from fscil.files import read_json, write_json
+from fscil.reading import parse_json, read_text
+from fscil.strict import conform
 
 Image = str | int
 Ledger = dict[int, dict[str, list[Image]]]
@@ -128,29 +130,38 @@ def save_ledger(path: str | os.PathLike[str], ledger: Ledger, **about: object) -
     write_json(path, {"kind": "shots", **about, "tasks": {str(task): classes for task, classes in ledger.items()}})
 
 
+class _Shots(TypedDict):
+    tasks: dict[str, dict[str, list[str | int]]]
+
+
+class Shots(_Shots, total=False):
+    """shots.json."""
+
+    split_hash: str
+
+
+def read_shots(path: str | os.PathLike[str]) -> Shots:
+    """A run's shots.json, checked; its tasks are numbered in text."""
+    shots: Shots = conform(read_json(path), Shots, path)
+    strange = next((task for task in shots["tasks"] if not task.isdecimal() or len(task) > 9), None)
+    if strange is not None:
+        raise UserError(f'"{path}": "tasks.{strange}" must be named by the number of a task')
+    return shots
+
+
 def load_ledger(path: str | os.PathLike[str]) -> Ledger:
     """Read a ledger: what `save_ledger` wrote, or the bare JSON object {task: {class: [images]}}."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        tasks = data.get("tasks", data)
-        ledger = {
-            int(task): {str(name): [_image(image) for image in images] for name, images in classes.items()}
-            for task, classes in tasks.items()
-            if str(task).isdecimal()
-        }
-    except OSError as error:
-        raise UserError(f'shots_file: cannot read "{path}": {error.strerror or error}') from error
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f'shots_file: "{path}" is not a JSON ledger {{task: {{class: [images]}}}}') from error
+    data = parse_json(read_text(path), path)
+    if not isinstance(data, dict):
+        raise UserError(f'shots_file: "{path}" is not a JSON ledger {{task: {{class: [images]}}}}')
+    tasks = data.get("tasks", data)
+    if isinstance(tasks, dict):
+        tasks = {task: classes for task, classes in tasks.items() if task.isdecimal() and len(task) < 10}
+    conform(tasks, dict[str, dict[str, list[str | int]]], f"{path}: tasks")
+    ledger = {int(task): classes for task, classes in tasks.items()}
     if not ledger:
         raise UserError(f'shots_file: "{path}" holds no tasks')
     return ledger
-
-
-def _image(value: object) -> Image:
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        raise TypeError("an image is named by a path or a number")
-    return value
 
 
 def _tail(image: Image, parts: int) -> str:
@@ -158,8 +169,4 @@ def _tail(image: Image, parts: int) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'index_files: cannot read "{path}": {getattr(error, "strerror", None) or error}') from error
-    return [line.strip() for line in lines if line.strip()]
+    return [line.strip() for line in read_text(path).splitlines() if line.strip()]

@@ -18,6 +18,7 @@ from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.shots import Ledger, Pools, index_file_shots, ledger_shots, seeded_shots
 from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
+from fscil.reading import read_text
 
 if TYPE_CHECKING:
     from fscil.data.shots import Image
@@ -58,6 +59,17 @@ class Stream:
         """How many classes are known after `task`."""
         return self.tasks[task].classes[-1] + 1
 
+    @property
+    def protocol(self) -> str:
+        """Its tasks in a few words: "60 + 8 x (5-way 5-shot)"; a last task may be smaller."""
+        later = [len(task.classes) for task in self.tasks[1:]]
+        if not later:
+            return f"{self.base_classes} at once"
+        shots = len(self.tasks[1].images) // later[0]
+        whole = later.count(later[0])
+        rest = [str(classes) for classes in later[whole:]]
+        return " + ".join([str(self.base_classes), f"{whole} x ({later[0]}-way {shots}-shot)", *rest])
+
     def __len__(self) -> int:
         return len(self.tasks)
 
@@ -96,10 +108,7 @@ def class_order(config: DataConfig, class_names: Sequence[str]) -> list[int]:
     if not config.order_file:
         raise UserError("class_order file needs order_file: one class name (or number in natural order) per line")
     path = Path(config.order_file).expanduser()
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'order_file: cannot read "{path}": {getattr(error, "strerror", None) or error}') from error
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     number = {str(label): label for label in range(len(class_names))}
     number.update({name: label for label, name in enumerate(class_names)})
     for line in lines:
@@ -207,10 +216,16 @@ def _for_validation(config: DataConfig, order: list[int]) -> tuple[DataConfig, l
     whole, way = config.base, config.way
     assert whole is not None and way is not None
     session_sizes(len(order), whole, way, config.tasks)  # complains in terms of the real stream
-    base = round(whole * VALIDATION_BASE)
-    if base < 1 or base == whole:
+    base = config.validation_base or round(whole * VALIDATION_BASE)
+    if whole < 2:
         raise UserError(f"validation needs at least 2 base classes to play new ones, base is {whole}")
-    return replace(config, base=base, way=min(way, whole - base), tasks=None), order[:whole]
+    if not 0 < base < whole:
+        raise UserError(f"validation_base is {base}; of {whole} base classes between 1 and {whole - 1} may stay ones")
+    chosen = order[:whole]
+    if config.validation_draw:
+        drawn = np.random.default_rng([2023, config.validation_draw]).permutation(whole)
+        chosen = [chosen[at] for at in drawn]
+    return replace(config, base=base, way=min(way, whole - base), tasks=None), chosen
 
 
 def _hold_out(of_class: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:

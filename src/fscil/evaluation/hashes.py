@@ -13,29 +13,26 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
 
 from fscil.errors import UserError
-from fscil.files import FORMAT_VERSION, atomic_write, read_json
+from fscil.evaluation.forms import ListedFile, StoredHashes
+from fscil.files import FORMAT_VERSION, atomic_write, digest_file, read_json
+from fscil.reading import decode, read_bytes
+from fscil.strict import conform
 
 HASHES, METRICS, RESULTS, SHOTS = "hashes.json", "metrics.jsonl", "results.json", "shots.json"
-SAFE_NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*")  # below the folder, nothing else
+SAFE_NAME = re.compile(r"[\w.+-]{1,200}(/[\w.+-]{1,200}){0,3}", re.ASCII)  # below the folder, nothing else
 BLANK = "0" * 64  # where the list has its own hash, when that is taken
 RESTORE = "Restore it from a copy."
 
 logger = logging.getLogger(__name__)
 
 
-class Entry(TypedDict):
-    sha256: str
-    bytes: int
-
-
 class RunHashes:
     """The list of a run folder: names of its files with hash and size, and of files with progress inside a task, which
     change too often to be listed by content and carry a hash of their own."""
 
-    def __init__(self, folder: Path, files: Mapping[str, Entry] | None = None, progress: Iterable[str] = ()):
+    def __init__(self, folder: Path, files: Mapping[str, ListedFile] | None = None, progress: Iterable[str] = ()):
         self.folder, self.files, self.progress = folder, dict(files or {}), set(progress)
 
     # ---- reading ----
@@ -47,18 +44,11 @@ class RunHashes:
             if (folder / SHOTS).is_file() and "hashes" in read_json(folder / SHOTS):
                 raise UserError(f'"{path}" is missing, so damage to the run could not be noticed. {RESTORE}')
             return None
-        data = read_json(path)
-        own = str(data.get("sha256"))
-        if _digest(path.read_text(encoding="utf-8").replace(own, BLANK, 1).encode()) != own:
+        data = conform(read_json(path), StoredHashes, path)
+        own = data["sha256"]
+        if len(own) != len(BLANK) or _digest(read_bytes(path).replace(own.encode(), BLANK.encode(), 1)) != own:
             raise UserError(f'"{path}" was altered or damaged: its SHA-256 is not the one written in it. {RESTORE}')
-        try:
-            files = {
-                str(name): Entry(sha256=str(entry["sha256"]), bytes=int(entry["bytes"]))
-                for name, entry in data["files"].items()
-            }
-            hashes = cls(folder, files, map(str, data["progress"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f'"{path}" is not a list of hashes ({type(error).__name__}: {error}).') from error
+        hashes = cls(folder, data["files"], data["progress"])
         for name in (*hashes.files, *hashes.progress):
             if not SAFE_NAME.fullmatch(name) or ".." in name:
                 raise UserError(f'"{path}" is not a list of hashes of this folder (it names "{name}").')
@@ -96,14 +86,14 @@ class RunHashes:
 
     def _sessions_problem(self) -> str:
         """metrics.jsonl of an unfinished run may have one line more than is listed, of a session just being written."""
-        path, entry = self.folder / METRICS, self.files.get(METRICS, Entry(sha256=_digest(b""), bytes=0))
+        path, entry = self.folder / METRICS, self.files.get(METRICS, ListedFile(sha256=_digest(b""), bytes=0))
         if not path.is_file():
             return f'"{path}" is missing; {HASHES} lists it. {RESTORE}'
-        content = path.read_bytes()
+        content = read_bytes(path)
         listed, rest = content[: entry["bytes"]], content[entry["bytes"] :]
         try:
             follows = not rest or json.loads(rest)["session"] == listed.count(b"\n")
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             follows = False
         altered = _altered(path, _digest(listed), entry["sha256"])
         return altered or ("" if follows else f'"{path}" was altered or damaged: what follows is no session. {RESTORE}')
@@ -112,14 +102,14 @@ class RunHashes:
         """The listed lines of metrics.jsonl: one for each session that is done."""
         if METRICS not in self.files:
             return []
-        listed = (self.folder / METRICS).read_bytes()[: self.files[METRICS]["bytes"]]
-        return [line.decode() for line in listed.splitlines()]
+        listed = read_bytes(self.folder / METRICS)[: self.files[METRICS]["bytes"]]
+        return decode(listed, self.folder / METRICS).splitlines()
 
     # ---- writing ----
     def add(self, path: Path, name: str | None = None) -> None:
         """List a file as it is now, under its own name or the one it will take."""
         name = name or path.relative_to(self.folder).as_posix()
-        self.files[name] = Entry(sha256=digest_file(path), bytes=path.stat().st_size)
+        self.files[name] = ListedFile(sha256=digest_file(path), bytes=path.stat().st_size)
 
     def remove(self, *paths: Path) -> None:
         """List these files no longer."""
@@ -131,15 +121,6 @@ class RunHashes:
         head = {"format_version": FORMAT_VERSION, "sha256": BLANK}
         text = json.dumps({**head, "files": self.files, "progress": sorted(self.progress)}, indent=1) + "\n"
         atomic_write(self.folder / HASHES, text.replace(BLANK, _digest(text.encode()), 1))
-
-
-def digest_file(path: Path) -> str:
-    """SHA-256 of a file, read piece by piece."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _digest(data: bytes) -> str:

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+SOURCE = (
+    "the SMP paper (arXiv 2508.05094: ViT-B/16, mean of three seeds); base and new accuracy of its comparators as "
+    "posted by ASP's author"
+)
+
 TITLES = {
     "icarl": "iCaRL",
     "foster": "Foster",

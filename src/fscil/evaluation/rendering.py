@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fscil.errors import UserError, nearest
+from fscil.evaluation.glossary import WHERE, entry_of
 from fscil.evaluation.tables import Column, Row, Table, Value
 
 
@@ -55,9 +56,9 @@ def to_markdown(table: Table) -> str:
             for key, column in table.columns.items()
         ]
         lines.append(line([escaped(row_label(row)), *cells]))
-    if table.remarks:
-        lines += ["", escaped(" ".join(table.remarks))]
-    return "\n".join(lines) + "\n"
+    remarks = [escaped(" ".join(table.remarks))] if table.remarks else []
+    remarks += [WHERE] if any(entry_of(column.title) for column in table.columns.values()) else []
+    return "\n".join([*lines, *([""] if remarks else []), *remarks]) + "\n"
 
 
 def to_csv(table: Table) -> str:

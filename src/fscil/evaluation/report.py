@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fscil._version import __version__
+from fscil.data.shots import read_shots
 from fscil.data.uris import data_uri
 from fscil.errors import UserError
 from fscil.evaluation import figures, tables
 from fscil.evaluation.limits import limits, limits_of_rows, reductions, with_limits
 from fscil.evaluation.metrics import task_bounds
+from fscil.evaluation.pages import heading, identifier, render_page
 from fscil.evaluation.rendering import format_value, row_label
 from fscil.evaluation.sessions import SessionColumn, columns_of
-from fscil.files import atomic_write, load_tensors, read_json
+from fscil.evaluation.versions import code_notes, module_line
+from fscil.files import atomic_write, load_tensors
 from fscil.strict import build, flatten
 from fscil.text import duration, percent
 
@@ -37,7 +38,6 @@ SHOTS_SHOWN, PAIRS_SHOWN, EXAMPLES_SHOWN, HARDEST_SHOWN = 5, 12, 4, 10
 def write_report(folders: Sequence[str | Path], out: str | Path, title: str | None = None, images: bool = True) -> Path:
     """Write the report of finished runs to `out`. Images of shots and confusions are shown where the data can be read
     again; `images=False` leaves them out (a page to publish should hold no images of datasets that forbid it)."""
-    from jinja2 import Environment
     from markupsafe import Markup
 
     from fscil.evaluation.results import load_results
@@ -58,20 +58,17 @@ def write_report(folders: Sequence[str | Path], out: str | Path, title: str | No
     if title is None:
         datasets = list(dict.fromkeys(tables.dataset_title(result["config"]["dataset"]) for result in results))
         title = runs[0]["title"] if len(runs) == 1 else f"{len(runs)} runs on {', '.join(datasets)}"
-    template = Environment(autoescape=True, trim_blocks=True).from_string(
-        resources.files("fscil.evaluation").joinpath("report.html").read_text(encoding="utf-8")
-    )
     # what matplotlib drew is markup; everything else comes from files and is escaped by the template
     for run in runs:
         run.update({key: Markup(run[key]) for key in ("curve", "confusion", "fisher")})
     for part in comparisons:
         part["figures"] = [Markup(figure) for figure in part["figures"]]
-    page = template.render(
+    page = render_page(
+        "report.html",
         title=title,
         subtitle=runs[0]["subtitle"] if len(runs) == 1 else "Open a run below for its details.",
         runs=runs,
         comparisons=comparisons,
-        version=__version__,
     )
     out = Path(out)
     atomic_write(out, page)
@@ -84,9 +81,8 @@ def write_report(folders: Sequence[str | Path], out: str | Path, title: str | No
 def _compare(results: Sequence[tables.Result]) -> list[dict[str, Any]]:
     """A table and figures for each dataset that has several runs."""
     parts = []
-    for dataset in dict.fromkeys(result["config"]["dataset"] for result in results):
-        members = [result for result in results if result["config"]["dataset"] == dataset]
-        groups = tables.group_runs(members)
+    for dataset, groups in tables.by_dataset(results).items():
+        members = [result for seeds in groups.values() for result in seeds]
         of_rows = limits_of_rows(groups)
         name = tables.dataset_title(dataset)
         shown = []
@@ -99,6 +95,7 @@ def _compare(results: Sequence[tables.Result]) -> list[dict[str, Any]]:
         if len(groups) > 1:
             best = tables.best_row(groups)
             shown.append(with_limits(tables.difference_table(groups, best), of_rows, best))
+        shown[0] = replace(shown[0], notes=[*shown[0].notes, *code_notes(groups)])
         charts = {
             f"curves-{dataset}": (figures.accuracy_curves({name: groups}), f"accuracy of each task on {name}"),
             f"bars-{dataset}": (figures.base_new_bars({name: groups}), f"base and new accuracy on {name}"),
@@ -107,7 +104,7 @@ def _compare(results: Sequence[tables.Result]) -> list[dict[str, Any]]:
             {
                 "dataset": name,
                 "tables": [_plain_table(table) for table in shown],
-                "figures": [chart.inline_svg(_identifier(key), text) for key, (chart, text) in charts.items()],
+                "figures": [chart.inline_svg(identifier(key), text) for key, (chart, text) in charts.items()],
             }
         )
     return parts
@@ -122,7 +119,7 @@ def _plain_table(table: tables.Table) -> dict[str, Any]:
     return {
         "title": table.title,
         "header": table.header,
-        "columns": [column.title for column in table.columns.values()],
+        "columns": [heading(column.title) for column in table.columns.values()],
         "rows": [
             {
                 "label": row_label(row),
@@ -133,10 +130,6 @@ def _plain_table(table: tables.Table) -> dict[str, Any]:
         ],
         "notes": list(table.notes),
     }
-
-
-def _identifier(text: str) -> str:
-    return "".join(character if character.isascii() and character.isalnum() else "-" for character in text)
 
 
 # ------------------------------------------------------------------------------------------------------------- one run
@@ -170,7 +163,7 @@ def _describe_run(folder: Path, result: tables.Result, identifier: str, no_image
         "fisher": merging,
         "shots": _shots(folder, gallery),
         "no_images": gallery.reason if gallery else no_images,
-        "environment": _key_values(result["environment"]),
+        "environment": _key_values({**result["environment"], "modules": module_line([result])}),
         "data": _key_values({key: value for key, value in stream_facts.items() if key != "class_names"}),
         "config": _key_values(config),
     }
@@ -228,7 +221,7 @@ def _session_table(sessions: Sequence[Mapping[str, Any]], averaging: str) -> dic
     if sessions[-1].get("trainable_parameters") is not None:
         notes.append(f"{sessions[-1]['trainable_parameters']:,} trainable parameters, {stored:,} stored images.")
     return {
-        "session_headings": ["Task", "Classes", *(column.title for column in columns)],
+        "session_headings": [heading(title) for title in ("Task", "Classes", *(column.title for column in columns))],
         "session_rows": rows,
         "session_note": " ".join(notes),
     }
@@ -276,7 +269,7 @@ def _confused_pairs(counts: np.ndarray, names: Sequence[str], gallery: _Gallery 
 
 def _shots(folder: Path, gallery: _Gallery | None) -> list[dict[str, Any]]:
     """The ledger of the run, class by class, with thumbnails where they can be had."""
-    ledger = read_json(folder / "shots.json")["tasks"] if (folder / "shots.json").is_file() else {}
+    ledger = read_shots(folder / "shots.json")["tasks"] if (folder / "shots.json").is_file() else {}
     tasks = []
     for task, classes in sorted(ledger.items(), key=lambda item: int(item[0])):
         described = []

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fscil.config import with_later_settings
 from fscil.errors import UserError
+from fscil.evaluation.forms import StoredResults
 from fscil.evaluation.hashes import RESULTS, RunHashes
 from fscil.evaluation.limits import limits
 from fscil.evaluation.sessions import session_table
-from fscil.files import read_json
+from fscil.files import read_json, refuse_links
+from fscil.strict import conform
 from fscil.text import points as percent
 
 if TYPE_CHECKING:
@@ -74,19 +76,20 @@ def load_results(folder: str | Path, check: bool = True) -> Results:
     """Read a finished run. Any file of it that is not as its hashes say is refused by name; `check=False` trusts them.
     Runs from before there were hashes are read as they are, and are not `hashed`."""
     folder = Path(folder)
+    refuse_links(folder)
     exists = (folder / RESULTS).is_file()
-    content = read_json(folder / RESULTS) if exists else {}
+    content = conform(read_json(folder / RESULTS), StoredResults, folder / RESULTS) if exists else {}
     hashes = RunHashes.read(folder)
     if hashes is not None and check and (exists or hashes.finished):
         hashes.check()
     if not exists:
         reason = "is not finished" if (folder / "config.yaml").is_file() else "is not a run folder"
         raise UserError(f'"{folder}" {reason}: it has no results.json')
-    try:
-        config = with_later_settings(content["config"])
-        return Results(folder, **{**content, "config": config}, hashed=hashes is not None)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f'"{folder / RESULTS}" was not written by fscil ({error})') from error
+    if not content["sessions"]:
+        raise UserError(f'"{folder / RESULTS}" was not written by fscil: it has no session')
+    known = {key: content[key] for key in StoredResults.__annotations__}
+    config = with_later_settings(known["config"])
+    return Results(folder, **{**known, "config": config}, hashed=hashes is not None)
 
 
 def find_runs(places: Sequence[str | Path]) -> list[Path]:

@@ -87,6 +87,10 @@ def _last(key: str) -> Callable[[Result], float | None]:
     return lambda result: result["sessions"][-1].get(key)
 
 
+def _seconds(result: Result) -> float:
+    return sum(session.get("seconds") or 0.0 for session in result["sessions"])
+
+
 OF_A_RUN: dict[str, Metric] = {
     "A_0": Metric(Column("A_0", "$A_0$"), _summary("A_0")),
     "A_final": Metric(Column("A_final", "$A_{final}$"), _summary("A_final"), "A_final"),
@@ -95,10 +99,9 @@ OF_A_RUN: dict[str, Metric] = {
     "forgetting": Metric(Column("Forgetting", better="low"), _summary("forgetting")),
     "stored_images": Metric(Column("Stored images", digits=0, better=None), _last("stored_images")),
     "trainable_parameters": Metric(Column("Trainable", digits=0, better=None), _last("trainable_parameters")),
-    "minutes": Metric(
-        Column("Minutes", better=None),
-        lambda result: sum(session.get("seconds") or 0.0 for session in result["sessions"]) / 60,
-    ),
+    "minutes": Metric(Column("Minutes", better=None), lambda result: _seconds(result) / 60),
+    "seconds": Metric(Column("Seconds", digits=0, better=None), lambda result: _seconds(result)),
+    "passes": Metric(Column("Passes", digits=0, better=None), lambda result: result["environment"].get("passes")),
 }
 
 
@@ -180,6 +183,14 @@ def group_runs(results: Iterable[Result]) -> dict[str, list[Result]]:
             raise UserError(f"{label}: seed {twice} appears twice among the results; name each run folder once")
         groups[label] = members
     return groups
+
+
+def by_dataset(results: Iterable[Result]) -> dict[str, dict[str, list[Result]]]:
+    """The rows of each dataset's tables: every table, page and document that is made of runs starts here."""
+    members: dict[str, list[Result]] = {}
+    for result in results:
+        members.setdefault(result["config"]["dataset"], []).append(result)
+    return {dataset: group_runs(found) for dataset, found in members.items()}
 
 
 def method_title(method: str) -> str:

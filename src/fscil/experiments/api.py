@@ -11,6 +11,7 @@ from fscil.config import RunConfig, complete, read_config, resolve
 from fscil.display import LiveDisplay
 from fscil.errors import UserError
 from fscil.evaluation.results import Results
+from fscil.experiments.leftovers import check_began
 from fscil.strict import flatten, merge, parse_setting
 
 # Where in a configuration the flags of `fscil run` and `fscil compare` go.
@@ -113,8 +114,7 @@ def configure(
     chosen = {"method": method, "dataset": dataset, **place_flags(**flags)}
     if resume is None:
         return resolve(recipe=recipe, settings=texts, fast=fast, **chosen)
-    if not (resume / "config.yaml").is_file():
-        raise UserError(f'--resume "{resume}": not a run folder (no config.yaml in it)')
+    check_began(resume)
     if recipe or fast:
         raise UserError("--resume takes the settings of the run folder; leave --recipe and --fast out")
     given = {key: value for key, value in chosen.items() if value is not None}

@@ -11,15 +11,27 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from filelock import FileLock, Timeout
 
+from fscil.errors import UserError
 from fscil.experiments.grid import Job
 from fscil.files import atomic_write
+from fscil.reading import parse_json, read_text
+from fscil.strict import conform
 
 HEARTBEAT = 10.0  # seconds between two signs of life of whoever works on a cell
 SILENT = 120.0  # after so long without one, a worker on another machine counts as gone
+
+
+class Owner(TypedDict):
+    """What a claim says."""
+
+    host: str
+    pid: int
+    started: float
+    doing: str
 
 
 @dataclass
@@ -38,9 +50,10 @@ class Claim:
 def owner_of(path: Path) -> dict[str, Any] | None:
     """Who a claim names, and how long ago it gave a sign of life; None when nobody is there."""
     try:
-        owner = json.loads(path.read_text(encoding="utf-8"))
-        return {**owner, "silent": time.time() - path.stat().st_mtime}
-    except (OSError, ValueError):
+        owner = conform(parse_json(read_text(path), path), Owner, path)
+        # the other machine's clock may run ahead of this one: that is a sign of life as well
+        return {**owner, "silent": max(0.0, time.time() - path.stat().st_mtime)}
+    except (OSError, UserError):
         return None
 
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fscil import recipes, registry
+from fscil import registry
 from fscil.config import RunConfig, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
 from fscil.evaluation.limits import limits_of_rows, with_limits
 from fscil.evaluation.results import load_results
+from fscil.evaluation.versions import code_notes
 from fscil.experiments.api import as_settings
 from fscil.experiments.grid import Job, is_done
 from fscil.files import atomic_write
+from fscil.reading import parse_yaml, read_yaml
 from fscil.strict import build
 
 FIRST_SEED = 2023  # the paper's seeds are 2023, 2024, 2025
@@ -60,7 +60,7 @@ class GridSpec:
 
 def read_grid(path: str | Path) -> GridSpec:
     """A GridSpec from a YAML file; unknown keys are errors."""
-    values = recipes.read_yaml(path)
+    values = read_yaml(path)
     for key in ("methods", "datasets"):  # a single name needs no brackets
         if isinstance(values.get(key), str):
             values[key] = split_names(values[key])
@@ -110,8 +110,8 @@ def parse_variants(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
     for text in texts:
         key, equals, listed = text.partition("=")
         try:
-            values = yaml.safe_load(f"[{listed}]")
-        except yaml.YAMLError:
+            values = parse_yaml(f"[{listed}]", f"--vary {key}")
+        except UserError:
             values = None
         if not (key.strip() and equals and values):
             raise UserError(f'--vary "{text}": write it as KEY=VALUE,VALUE, for example --vary data.shots=1,5,10')
@@ -165,9 +165,8 @@ PARTS = ("", "-details", "-differences")  # of a dataset's tables, in the order 
 def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] = ()) -> dict[str, tables.Table]:
     """The main table, what is behind its averages, and the paired differences of every dataset, by file name."""
     made: dict[str, tables.Table] = {}
-    for dataset in dict.fromkeys(result["config"]["dataset"] for result in results):
-        members = [result for result in results if result["config"]["dataset"] == dataset]
-        groups = tables.group_runs(members)
+    for dataset, groups in tables.by_dataset(results).items():
+        members = [result for seeds in groups.values() for result in seeds]
         of_rows = limits_of_rows(groups)
         title = tables.dataset_title(dataset)
         if len({len(result["sessions"]) for result in members}) == 1:
@@ -175,7 +174,7 @@ def comparison_tables(results: Sequence[tables.Result], remarks: Sequence[str] =
         else:  # tasks cannot be set side by side
             metrics = ("A_0", "A_final", "A_avg", "base", "new", "hacc")
             table = tables.metric_table(groups, metrics, f"Accuracy on {title}, runs of different length")
-        table = replace(table, notes=[*table.notes, *remarks, provenance(members)])
+        table = replace(table, notes=[*table.notes, *remarks, provenance(members), *code_notes(groups)])
         made[dataset] = with_limits(table, of_rows)
         details = tables.metric_table(groups, tables.details(), f"Base and new classes at the last task on {title}")
         if any(session.get("parts_from_shelf") for result in members for session in result["sessions"]):
@@ -207,13 +206,15 @@ def provenance(results: Sequence[tables.Result]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in found if value))
 
     parts = [f"backbone {listed('config', 'backbone')}", f"fscil {listed('environment', 'fscil')}"]
-    device, commit = (
-        listed("environment", "device"),
-        re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}", r"\1", listed("environment", "commit")),
-    )
+    device, commit = listed("environment", "device"), short_commits(listed("environment", "commit"))
     parts += [f"on {device}"] if device else []
     parts += [f"commit {commit}"] if commit else []
     return f"Measured with {', '.join(parts)}."
+
+
+def short_commits(text: str) -> str:
+    """Commits by their first seven digits."""
+    return re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}", r"\1", text)
 
 
 # ---- into a document -----------------------------------------------------------------------------------------------

@@ -57,8 +57,7 @@ def estimate(config: RunConfig, stream: Stream, backbone: Backbone, runtime: Run
     """The cost of a whole run, as its method counts it."""
     cls = registry.method_class(config.method)
     options: Any = build(cls.Options, config.options, "options.")
-    sizes = Sizes.of(stream)
-    passes, plan = cls.passes(options, sizes) + _head_passes(config.head, sizes), cls.adapter_plan(options)
+    passes, plan = count_passes(config, stream), cls.adapter_plan(options)
     sets = 1 if plan is None else len(plan.specs)  # adapter sets that pass side by side
     on_cpu = runtime.device.type == "cpu"
     batch = min(runtime.micro_batch or getattr(options, "batch_size", 48), len(stream.tasks[0].images))
@@ -80,6 +79,12 @@ def estimate(config: RunConfig, stream: Stream, backbone: Backbone, runtime: Run
     else:
         held, available = 0, psutil.virtual_memory().available
     return Estimate(seconds, held + needed, available, passes, speed, str(runtime.device))
+
+
+def count_passes(config: RunConfig, stream: Stream) -> float:
+    """Images that a whole run sends through the backbone, in forward passes, as its method and a chosen head count."""
+    cls, sizes = registry.method_class(config.method), Sizes.of(stream)
+    return cls.passes(build(cls.Options, config.options, "options."), sizes) + _head_passes(config.head, sizes)
 
 
 def _head_passes(head: Mapping[str, Any], sizes: Sizes) -> float:

@@ -19,6 +19,7 @@ from fscil.errors import UserError, nearest
 from fscil.experiments.grid import Job, is_done
 from fscil.experiments.jobs import run_job
 from fscil.experiments.overview import Overview
+from fscil.runtime import start_ray
 
 POLL = 0.5  # seconds between two looks at the workers
 ASK_AGAIN = 5.0  # seconds until a job that another process works on is asked for again
@@ -257,19 +258,8 @@ class RayEngine:
     workers = 1
 
     def __init__(self, address: str | None, resources: Resources):
-        try:
-            import ray
-        except ImportError:
-            raise UserError('--engine ray needs Ray; pip install "fscil[cluster]"') from None
-        self.ray = ray
-        self.started = not ray.is_initialized()
-        if self.started:
-            settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-            settings |= {} if address else {"include_dashboard": False}
-            try:
-                ray.init(address=address, **settings)
-            except ConnectionError as error:
-                raise UserError(f'--address "{address}": no Ray cluster answers there ({error})') from error
+        self.ray, self.started = start_ray(address)
+        ray = self.ray
         total = ray.cluster_resources()
         gpus = resources.gpus if resources.gpus is not None else float(total.get("GPU", 0) > 0)
         cpus = resources.cpus if resources.cpus is not None else 1.0

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from fscil.config import RunConfig, as_made, complete, differences, read_config
 from fscil.errors import UserError
+from fscil.evaluation.forms import Configured
+from fscil.experiments.leftovers import never_began
 from fscil.files import read_json
-from fscil.strict import build, flatten, merge
+from fscil.strict import build, conform, flatten, merge
+from fscil.text import file_name
 
 if TYPE_CHECKING:
     from fscil.methods.base import Method
-
-DEBRIS = {".lock", "split.json", "shots.json", "hashes.json"}  # what a run leaves that was killed before it began
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Job:
         if self.specs:
             content = json.dumps([_base_of(self.config), _plan_of(self.config)[1], self.specs], sort_keys=True)
             digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-            return f"{self.config.dataset}-adapters-seed{self.config.seed}-{digest}"
+            return f"{file_name(self.config.dataset)}-adapters-seed{self.config.seed}-{digest}"
         return cell_name(self.config)
 
     @property
@@ -78,7 +79,7 @@ class Job:
 
 
 def cell_name(config: RunConfig) -> str:
-    return f"{config.dataset}-{config.method}-seed{config.seed}-{config.fingerprint()[:8]}"
+    return f"{file_name(config.dataset)}-{config.method}-seed{config.seed}-{config.fingerprint()[:8]}"
 
 
 # ---- what the grid consists of -------------------------------------------------------------------------------------
@@ -161,10 +162,11 @@ def inspect(folder: Path, config: RunConfig) -> tuple[str, str]:
     names = {path.name for path in folder.iterdir()}
     try:
         if "results.json" in names:
-            stored = complete(as_made(read_json(folder / "results.json").get("config") or {}))
+            results = conform(read_json(folder / "results.json"), Configured, folder / "results.json")
+            stored = complete(as_made(results["config"]))
         elif "config.yaml" in names:
             stored = read_config(folder / "config.yaml")
-        elif {name for name in names if not name.endswith(".part")} <= DEBRIS:
+        elif never_began(folder):
             return "new", ""
         else:
             return "foreign", f'"{folder}" holds other files ({sorted(names)[0]}, …) and no run; move it away'

@@ -17,6 +17,7 @@ from fscil.errors import UserError
 from fscil.experiments.claims import Claim, claim, claim_path, owner_of
 from fscil.experiments.grid import Job, inspect
 from fscil.experiments.overview import JobDisplay
+from fscil.files import refuse_links
 from fscil.strict import build
 
 if TYPE_CHECKING:
@@ -51,9 +52,6 @@ def _run_cell(job: Job, display: Any) -> bool:
         raise UserError(why)
     if state == "unfinished":
         display.line(f"continuing from the checkpoints in {job.folder.name}")
-    elif job.folder.is_dir():
-        for path in job.folder.iterdir():  # nothing but DEBRIS
-            path.unlink()
     protocol.run(
         job.config,
         job.folder,
@@ -100,6 +98,7 @@ def _train_streams(job: Job, display: Any) -> bool:
 def _log_of(job: Job, mine: Claim) -> Iterator[Any]:
     """The display of a job: lines go to its log, progress to its claim. Exceptions are written down and passed on."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
+    refuse_links(job.log.parent, job.log.name)
     with open(job.log, "a", encoding="utf-8", buffering=1) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter("%(message)s"))

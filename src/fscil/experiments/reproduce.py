@@ -15,6 +15,7 @@ from fscil.config import RunConfig, resolve
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
 from fscil.evaluation.limits import changes
+from fscil.text import file_name
 
 MARGINS = (0.05, 0.10, 0.15, 0.20, 0.25)
 SHOTS = (1, 5, 10, 20)
@@ -52,13 +53,15 @@ def _per_dataset(make: Callable[[str, Groups], Any]) -> Callable[[Panels, str], 
     """One table for each dataset."""
 
     def make_all(panels: Panels, stamp: str) -> dict[str, Any]:
+        from fscil.evaluation.versions import code_notes
         from fscil.experiments.comparison import provenance
 
         made = {}
         for dataset, groups in panels.items():
             table = make(dataset, groups)
             results = [result for members in groups.values() for result in members]
-            made[f"-{dataset}"] = replace(table, notes=[*table.notes, provenance(results)], stamp=stamp)
+            notes = [*table.notes, provenance(results), *code_notes(groups)]
+            made[f"-{dataset}"] = replace(table, notes=notes, stamp=stamp)
         return made
 
     return make_all
@@ -352,9 +355,9 @@ def make_artefacts(
         made[name] = parts
         for suffix, part in parts.items():
             if isinstance(part, Table):
-                write_table(part, folder / f"{name}{suffix}")
+                write_table(part, folder / file_name(f"{name}{suffix}"))
             else:
-                part.save(folder / f"{name}{suffix}")
+                part.save(folder / file_name(f"{name}{suffix}"))
     return made, problems
 
 

@@ -28,6 +28,7 @@ from fscil.evaluation import metrics
 from fscil.evaluation.results import Results
 from fscil.evaluation.sessions import session_line
 from fscil.experiments.environment import PeakMemory
+from fscil.experiments.modules import module_hashes
 from fscil.experiments.run_folder import (
     RunRecord,
     check_intact,
@@ -80,7 +81,8 @@ def run(
         if resume:
             check_intact(folder)
         parts = assemble(config, place, stream, backbone, check=partial(check_same, folder) if resume else None)
-        record = RunRecord(folder, parts.config, parts.stream, place, parts.usual)
+        modules = module_hashes(parts.method, parts.config.dataset)
+        record = RunRecord(folder, parts.config, parts.stream, place, parts.usual, modules)
         if resume:
             record.reopen(parts.method)
         elif place.is_main:
@@ -143,6 +145,7 @@ def _announce(record: RunRecord, backbone: Backbone, display: LiveDisplay) -> No
     if done:
         display.line(f"resuming after session {done - 1} of {len(record.stream.tasks) - 1}")
     else:
+        display.line(f"{len(record.stream.class_names)} classes: {record.stream.protocol}")
         display.line(str(estimate(config, record.stream, backbone, record.runtime)))
 
 
@@ -179,6 +182,7 @@ def _learn_all(parts: Parts, runtime: Runtime, record: RunRecord, display: LiveD
             "stored_images": count,
             "stored_bytes": size,
             "diagnostics": method.diagnostics(),
+            "code": record.code,
         }
         record.add(session, method, labels, images, top)
         display.line(session_line(session, len(stream.tasks) - 1, config.evaluation.hacc))

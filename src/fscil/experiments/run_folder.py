@@ -25,15 +25,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fscil.config import RunConfig, differences, read_config, write_config
-from fscil.data.shots import save_ledger
+from fscil.data.shots import read_shots, save_ledger
 from fscil.errors import UserError
 from fscil.evaluation import metrics
+from fscil.evaluation.forms import parse_sessions, read_split_hash
 from fscil.evaluation.hashes import HASHES, METRICS, RESULTS, RunHashes
 from fscil.evaluation.results import Results
+from fscil.experiments.cost import count_passes
 from fscil.experiments.environment import environment
 from fscil.experiments.keeper import RunKeeper
-from fscil.files import atomic_path, atomic_write, load_tensors, read_json, save_tensors, write_json
+from fscil.experiments.leftovers import LOCK, check_began, clear, never_began
+from fscil.experiments.modules import combined
+from fscil.files import (
+    atomic_path,
+    atomic_write,
+    check_finite,
+    load_tensors,
+    read_json,
+    refuse_links,
+    save_tensors,
+    write_json,
+)
+from fscil.reading import read_text
 from fscil.runtime import Keeper, Runtime
+from fscil.text import file_name
 
 if TYPE_CHECKING:
     from fscil.backbones.vit import Backbone
@@ -46,9 +61,19 @@ if TYPE_CHECKING:
 class RunRecord:
     """The run folder: what is written when, and how it is read back."""
 
-    def __init__(self, folder: Path, config: RunConfig, stream: Stream, runtime: Runtime, usual: Mapping[str, int]):
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        stream: Stream,
+        runtime: Runtime,
+        usual: Mapping[str, int],
+        modules: Mapping[str, str],
+    ):
         self.folder, self.config, self.stream, self.runtime = folder, config, stream, runtime
         self.usual = dict(usual)  # settings that the dataset decides where nobody else does
+        self.modules = dict(modules)  # hashes of the code
+        self.code = combined(modules)  # kept with every session: a run may be resumed with other code
         self.lines: list[str] = []  # of metrics.jsonl
         self.sessions: list[dict[str, Any]] = []
         self.scalars: Tracking | None = None
@@ -106,15 +131,15 @@ class RunRecord:
     def reopen(self, method: Method) -> None:
         """Go back to the last task that was finished: the last that hashes.json lists; in a run that began before there
         were hashes, the last with a checkpoint, which was written after its line in metrics.jsonl."""
-        before = read_json(self.folder / "split.json").get("split_hash")
+        before = read_split_hash(self.folder / "split.json")
         if before != self.stream.split_hash:
             now = self.stream.split_hash
             raise UserError(f'"{self.folder}" was run on split {before}, the data here give {now}; use the same data')
-        if read_json(self.folder / "shots.json")["tasks"] != json_able(self.stream.shots):
+        if read_shots(self.folder / "shots.json")["tasks"] != json_able(self.stream.shots):
             raise UserError(f'"{self.folder}" has other shots than the data here give; use the same data')
         self.hashes = RunHashes.read(self.folder)
         self.lines = self._unhashed_lines() if self.hashes is None else self.hashes.lines()
-        self.sessions = [json.loads(line) for line in self.lines]
+        self.sessions = parse_sessions(self.lines, self.folder / METRICS)
         if self.hashes is not None and self.runtime.is_main:
             self._forget_the_end()
         if not self.lines:
@@ -123,14 +148,22 @@ class RunRecord:
         tensors, meta = load_tensors(last)
         if meta.get("fingerprint") != self.config.fingerprint():
             raise UserError(f'"{last}" belongs to a run of another configuration')
-        method.load_state(tensors)
+        check_finite(tensors, f'"{last}"')
+        try:
+            method.load_state(tensors)
+            if method.features_fixed:  # shapes that do not fit one another show here, not after a task
+                method.logits_from(torch.zeros(1, method.feature_dim, device=self.runtime.device))
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+            raise UserError(f'"{last}" does not fit method {self.config.method}: {error}') from error
+        if method.seen != self.sessions[-1]["seen"]:
+            raise UserError(f'"{last}" knows {method.seen} classes, {METRICS} says {self.sessions[-1]["seen"]}')
 
     def _unhashed_lines(self) -> list[str]:
         numbers = [int(path.stem.split("_")[1]) for path in self.checkpoint(0).parent.glob("session_*.safetensors")]
         if not numbers:
             return []
         path, wanted = self.folder / METRICS, max(numbers) + 1
-        lines = path.read_text(encoding="utf-8").splitlines()[:wanted] if path.is_file() else []
+        lines = read_text(path).splitlines()[:wanted] if path.is_file() else []
         if len(lines) < wanted:
             raise UserError(
                 f'"{path}" has {len(lines)} lines, but session {wanted - 1} was done. Restore it from a copy.'
@@ -201,6 +234,8 @@ class RunRecord:
                     "size": transform.size,
                     "resize": transform.resize,
                 },
+                "modules": self.modules,
+                "passes": round(count_passes(self.config, self.stream)),
             },
             stream={**self.describe_split(), "usual": self.usual},
             sessions=self.sessions,
@@ -272,7 +307,7 @@ def json_able(value: Any) -> Any:
 
 def new_folder(config: RunConfig, under: str | Path = "runs") -> Path:
     """runs/glyphs-smp-seed2023-1, counting up."""
-    stem = f"{config.dataset}-{config.method}-seed{config.seed}"
+    stem = f"{file_name(config.dataset)}-{config.method}-seed{config.seed}"
     number = 1
     while (Path(under) / f"{stem}-{number}").exists():
         number += 1
@@ -292,7 +327,7 @@ def check_new(folder: Path) -> None:
     """Refuse to start a run where something else is."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f'--output "{folder}" is a file; name a folder that does not exist yet')
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and not never_began(folder):
         is_run = (folder / "config.yaml").exists()
         hint = f"go on with it: fscil run --resume {folder}" if is_run else "name another folder"
         raise UserError(f'--output "{folder}" is not empty; {hint}')
@@ -300,8 +335,7 @@ def check_new(folder: Path) -> None:
 
 def check_unfinished(folder: Path) -> None:
     """Refuse to go on with what is no run, or a finished one."""
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f'--resume "{folder}": not a run folder (no config.yaml in it)')
+    check_began(folder)
     if (folder / "results.json").exists():
         read_json(folder / "results.json")  # of another format version? then that is what to say
         raise UserError(f'--resume "{folder}": this run is finished; its results are in {folder / "results.json"}')
@@ -331,17 +365,19 @@ def own(folder: Path, is_main: bool) -> Iterator[None]:
     created = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
+        refuse_links(folder)
+        lock = FileLock(folder / LOCK, timeout=0)
         lock.acquire()
     except Timeout:
         raise UserError(f'"{folder}" is in use by another process; wait for it or name another folder') from None
     except OSError as error:
         raise UserError(f'cannot write "{folder}": {error.strerror or error}') from error
     try:
+        clear(folder)
         yield
     finally:
         with contextlib.suppress(OSError):
-            (folder / ".lock").unlink(missing_ok=True)
+            (folder / LOCK).unlink(missing_ok=True)
         lock.release()
         with contextlib.suppress(OSError):
             for place in created:

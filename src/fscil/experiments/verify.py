@@ -5,7 +5,6 @@ Hashes show damage. Predictions that were made up, with metrics and hashes to su
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +18,18 @@ from torch import Tensor
 
 from fscil.config import RunConfig, complete, differences, read_config
 from fscil.data.manifests import TEST, TRAIN, Manifest
-from fscil.data.shots import Ledger, load_ledger, seeded_shots
+from fscil.data.shots import Ledger, load_ledger, read_shots, seeded_shots
 from fscil.display import LiveDisplay
 from fscil.errors import UserError
 from fscil.evaluation import metrics
+from fscil.evaluation.forms import StoredResults, parse_sessions, read_split_hash
 from fscil.evaluation.hashes import METRICS, RESULTS, RunHashes
 from fscil.experiments.environment import environment
 from fscil.experiments.run import Examination, Parts, assemble, make_runtime
 from fscil.experiments.run_folder import json_able
 from fscil.files import load_tensors, read_json
+from fscil.reading import read_text
+from fscil.strict import conform
 
 if TYPE_CHECKING:
     from fscil.backbones.vit import Backbone
@@ -92,18 +94,19 @@ class StoredRun:
         hashes = RunHashes.read(self.folder)
         path = self.folder / METRICS
         if hashes is None or hashes.finished:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            lines = read_text(path).splitlines() if path.is_file() else []
         else:
             lines = hashes.lines()  # a killed process may have left one more
         if not lines:
             raise LeftOut("no session is done yet")
-        return [json.loads(line) for line in lines]
+        return parse_sessions(lines, path)
 
     @cached_property
     def results(self) -> dict[str, Any]:
         if not (self.folder / RESULTS).is_file():
             raise LeftOut("the run is not finished")
-        return read_json(self.folder / RESULTS)
+        results: dict[str, Any] = conform(read_json(self.folder / RESULTS), StoredResults, self.folder / RESULTS)
+        return results
 
     @cached_property
     def split(self) -> Manifest:
@@ -117,7 +120,7 @@ class StoredRun:
 
     @property
     def few_shot(self) -> bool:
-        return bool(read_json(self.folder / "shots.json")["tasks"])
+        return bool(read_shots(self.folder / "shots.json")["tasks"])
 
     def tensors(self, part: str, session: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return load_tensors(self.folder / part / f"session_{session}.safetensors")
@@ -158,8 +161,8 @@ def _settings(run: StoredRun) -> str:
 
 def _split(run: StoredRun) -> str:
     stored = {
-        "split.json": read_json(run.folder / "split.json")["split_hash"],
-        "shots.json": read_json(run.folder / "shots.json")["split_hash"],
+        "split.json": read_split_hash(run.folder / "split.json"),
+        "shots.json": read_shots(run.folder / "shots.json")["split_hash"],
     }
     if (run.folder / RESULTS).is_file():
         stored["results.json"] = run.results["stream"]["split_hash"]
@@ -346,9 +349,9 @@ def _elsewhere(config: RunConfig, data_root: Any = None, weights: Any = None, de
 
 def _same_start(run: StoredRun, parts: Parts) -> None:
     """The data and the backbone here are those of the run."""
-    if parts.stream.split_hash != read_json(run.folder / "split.json")["split_hash"]:
+    if parts.stream.split_hash != read_split_hash(run.folder / "split.json"):
         raise Failed("the data here are another split than the run's")
-    if json_able(parts.stream.shots) != read_json(run.folder / "shots.json")["tasks"]:
+    if json_able(parts.stream.shots) != read_shots(run.folder / "shots.json")["tasks"]:
         raise Failed("the data here give other shots than the run's")
     if (run.folder / RESULTS).is_file() and parts.backbone.hash != run.results["environment"]["backbone"]["hash"]:
         raise Failed("the backbone here has other weights than the run's")

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fscil.errors import UserError
 from fscil.maths.prototypes import class_means
-from fscil.runtime import Runtime
+from fscil.runtime import Place, Runtime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +68,34 @@ class Linear(NamedTuple):
     unit: bool
 
 
+class LinearScores(nn.Module):
+    """`Linear` as a module: features (n, d) in float64 -> scores (n, classes).
+
+    >>> LinearScores(Linear(torch.eye(2), torch.zeros(2), unit=True))(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]])
+    """
+
+    weights: Tensor
+    biases: Tensor
+
+    def __init__(self, linear: Linear):
+        super().__init__()
+        self.register_buffer("weights", linear.weights)
+        self.register_buffer("biases", linear.biases)
+        self.unit = linear.unit
+
+    def forward(self, features: Tensor) -> Tensor:
+        directions = F.normalize(features, dim=1) if self.unit else features
+        return directions @ self.weights.T + self.biases
+
+
 class Head(nn.Module):
     """A classifier on features (n, `dim`) that stay fixed.
 
     `counts` has the images seen of each class. Classes are numbered by order of arrival.
     """
 
-    Options: type = NoOptions
+    Options: type[Any] = NoOptions
     after_base: frozenset[str] = frozenset()  # options that `describe` does not look at
     exact = True  # adding and forgetting give what learning everything at once, or never, would have given
     counts: Tensor
@@ -90,10 +112,9 @@ class Head(nn.Module):
         return len(self.counts)
 
     @property
-    def place(self) -> dict[str, Any]:
-        """Device and type of what is learned: float32, or float64 where everything is."""
-        wide = torch.float64 if self.runtime.dtype == torch.float64 else torch.float32
-        return {"device": self.runtime.device, "dtype": wide}
+    def place(self) -> Place:
+        """Device and type of what is learned."""
+        return self.runtime.place
 
     # ---- what a head gives -------------------------------------------------------------------------------------------
     def describe(self, lesson: Lesson) -> None:
@@ -116,6 +137,11 @@ class Head(nn.Module):
     def linear(self) -> Linear | None:
         """The scores as a linear layer, for exports; None where they are not linear."""
         return None
+
+    def scorer(self) -> nn.Module | None:
+        """The scores as a module of matrix products in float64, for exports; None where they are no such thing."""
+        linear = self.linear()
+        return LinearScores(linear) if linear is not None else None
 
     @classmethod
     def views_per_shot(cls, options: Any, shots: int) -> int:
@@ -179,7 +205,7 @@ class Head(nn.Module):
         """Restores `state()`; tensors may have other sizes than a fresh head's."""
         for name, tensor in state.items():
             if name not in self._buffers:
-                raise ValueError(f'state has "{name}", which {type(self).__name__} does not know')
+                raise UserError(f'state has "{name}", which {type(self).__name__} does not know')
             setattr(self, name, tensor.to(self.runtime.device))
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fscil.heads.base import Head, Lesson, Linear
+from fscil.heads.base import Head, Lesson, Linear, LinearScores
 from fscil.maths.discriminant import discriminant, pooled_covariance
 from fscil.runtime import Runtime
 
@@ -43,6 +43,7 @@ class ClosedForm(Head):
     after_base = frozenset({"shrinkage", "correction", "views", "views_share", "trained"})
     prototypes: Tensor
     pooled: Tensor
+    trained: Tensor | None
 
     def __init__(self, dim: int, options: Any, runtime: Runtime):
         super().__init__(dim, options, runtime)
@@ -74,16 +75,28 @@ class ClosedForm(Head):
         o = self.options
         weights, biases = discriminant(self.prototypes, self.counts, self.pooled, o.shrinkage, o.correction)
         scores = self.space(features) @ weights.T + biases
-        if o.trained is None or self.trained is None or len(self.trained) == 0:
+        judges = self.judges
+        if judges is None:
             return scores
-        base = scores[:, : len(self.trained)]
-        logits = features.to(self.trained.dtype) @ self.trained.T
-        return torch.cat([rank_base(base, logits, o.trained), scores[:, len(self.trained) :]], 1)
+        return with_ranked_base(scores, features.to(judges.dtype) @ judges.T, o.trained)
 
     def linear(self) -> Linear | None:
+        return self.as_linear() if self.judges is None else None
+
+    def scorer(self) -> nn.Module:
+        linear = LinearScores(self.as_linear())
+        judges = self.judges
+        return linear if judges is None else RankedScores(linear, judges.double().cpu(), float(self.options.trained))
+
+    @property
+    def judges(self) -> Tensor | None:
+        """Weights of the heads of the base task, where these rank the base classes too."""
+        known = self.options.trained is not None and self.trained is not None and len(self.trained) > 0
+        return self.trained if known else None
+
+    def as_linear(self) -> Linear:
+        """The discriminant alone, in float64."""
         o = self.options
-        if o.trained is not None and self.trained is not None:
-            return None
         pooled, means = self.pooled.double().cpu(), self.prototypes.double().cpu()
         weights, biases = discriminant(means, self.counts.cpu(), pooled, o.shrinkage, o.correction)
         return Linear(weights, biases, unit=o.features == "unit")
@@ -103,6 +116,26 @@ class ClosedForm(Head):
 
     def space(self, features: Tensor) -> Tensor:
         return F.normalize(features, dim=-1) if self.options.features == "unit" else features
+
+
+class RankedScores(nn.Module):
+    """The discriminant's scores with the base classes ranked by the trained heads too, for exports."""
+
+    trained: Tensor
+
+    def __init__(self, linear: LinearScores, trained: Tensor, weight: float):
+        super().__init__()
+        self.linear, self.weight = linear, weight
+        self.register_buffer("trained", trained)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return with_ranked_base(self.linear(features), features @ self.trained.T, self.weight)
+
+
+def with_ranked_base(scores: Tensor, logits: Tensor, weight: float) -> Tensor:
+    """Scores (n, C), those of the first C0 classes ranked by the trained heads' logits (n, C0) too."""
+    count = logits.shape[1]
+    return torch.cat([rank_base(scores[:, :count], logits, weight), scores[:, count:]], 1)
 
 
 def rank_base(scores: Tensor, logits: Tensor, weight: float) -> Tensor:

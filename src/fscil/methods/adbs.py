@@ -46,10 +46,11 @@ class ADBS(AdapterMethod):
     """Prototypes whose logits are scaled by one learned number per class."""
 
     Options = ADBSOptions
+    scales: Tensor  # (seen,) m
 
     def __init__(self, backbone: Backbone, options: ADBSOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
-        self.register_buffer("scales", torch.ones(0, **self.place))  # m (seen,)
+        self.register_buffer("scales", torch.ones(0, **self.place))
 
     def fit_base(self, task: Task) -> None:
         o, backbone = self.options, self.backbone

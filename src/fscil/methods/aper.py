@@ -35,6 +35,7 @@ class APER(Represented):
     """[frozen; adapted] features under prototypes."""
 
     Options = APEROptions
+    base_count: Tensor
 
     def __init__(self, backbone: Backbone, options: APEROptions, runtime: Runtime, head: Head | None = None):
         super().__init__(backbone, options, runtime, head)

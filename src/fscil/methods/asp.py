@@ -61,20 +61,21 @@ class ASP(Method):
     """Deep prompts that adapt to the image, with class means as classifier."""
 
     Options = ASPOptions
+    average: Tensor  # (blocks, n/2, d) Avg_TSP
+    means: Tensor  # (seen, d) class means: the classifier
 
     def __init__(self, backbone: Backbone, options: ASPOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
         half, dim = options.tokens // 2, backbone.dim
-        wide = torch.float64 if runtime.dtype == torch.float64 else torch.float32
-        place = dict(device=runtime.device, dtype=wide)
+        place = runtime.place
         self.invariant = nn.Parameter(torch.zeros(backbone.depth, half, dim, **place))  # TIP
         sizes = [2 * dim, options.hidden, half * dim]
         self.mean_map = nn.Sequential(*(make_linear(sizes[i : i + 2], runtime, "asp mean", i) for i in (0, 1)))
         self.std_map = nn.Sequential(*(make_linear(sizes[i : i + 2], runtime, "asp std", i) for i in (0, 1)))
         self.rows = nn.Parameter(torch.zeros(0, dim, **place))  # cosine head of the base task's training
         self.scale = nn.Parameter(torch.ones((), **place))
-        self.register_buffer("average", torch.zeros(backbone.depth, half, dim, **place))  # Avg_TSP
-        self.register_buffer("means", torch.zeros(0, dim, **place))  # class means: the classifier
+        self.register_buffer("average", torch.zeros(backbone.depth, half, dim, **place))
+        self.register_buffer("means", torch.zeros(0, dim, **place))
         self.encoder_features = FrozenFeatures(self)
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
@@ -94,8 +95,9 @@ class ASP(Method):
         with torch.no_grad():
             return self.mean_map(self._prompt_inputs(encoded.mean(0, keepdim=True)))[0].view_as(self.average)
 
-    def embed(self, images: Tensor, encoded: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Features (b, d) of image tensors whose prompt-free features are known."""
+    def embed(self, images: Tensor, encoded: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
+        """Features (b, d) of image tensors, whose prompt-free features may be known."""
+        encoded = self.backbone(images) if encoded is None else encoded
         return self._encode(self.backbone.embed(images), encoded, noise)[0]
 
     def _encode(self, tokens: Tensor, encoded: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -146,7 +148,9 @@ class ASP(Method):
         total = F.cross_entropy(self.scale * cosine(features, self.rows), labels)
         if anchors is not None:
             total = total + o.anchor_weight * anchor_distance(features, anchors)
-        return total + o.kl_weight * kl_to_standard_normal(mean, std) if o.kl_weight else total
+        if o.kl_weight and std is not None:
+            total = total + o.kl_weight * kl_to_standard_normal(mean, std)
+        return total
 
     def find_anchors(self, task: Task, encoded: Tensor) -> Tensor:
         """Position of each class's image whose feature has the highest cosine with the class mean (ties: first)."""

@@ -31,19 +31,19 @@ class Method(nn.Module):
     is in parameters and buffers, so `state` is complete.
     """
 
-    Options: type = NoOptions
+    Options: type[Any] = NoOptions
     features_fixed = False
     can_refine = False  # `learn` takes further images of known classes too, and `forget` exists
     after_base: frozenset[str] = (
         frozenset()
     )  # options without effect on the base task: runs that differ in these share a base model
+    class_counts: Tensor  # (seen,) images of each class
+    tasks_seen: Tensor
 
     def __init__(self, backbone: Backbone, options: Any, runtime: Runtime):
         super().__init__()
         self.backbone, self.options, self.runtime = backbone, options, runtime
-        self.register_buffer(
-            "class_counts", torch.zeros(0, dtype=torch.int64, device=runtime.device)
-        )  # images seen of each class
+        self.register_buffer("class_counts", torch.zeros(0, dtype=torch.int64, device=runtime.device))
         self.register_buffer("tasks_seen", torch.zeros((), dtype=torch.int64))
         self._diagnostics: dict[str, Any] = {}
 
@@ -105,6 +105,11 @@ class Method(nn.Module):
         """The adapters under which one pass of the backbone gives the features; None where there are none such."""
         return None
 
+    @property
+    def unit_spaces(self) -> LoRA | None:
+        """The adapter sets whose features, each of unit length, one after the other are the features; None: not so."""
+        return None
+
     def view_features(self, images: Pixels, positions: Tensor, keys: Tensor) -> Tensor:
         """Features of augmented views: of the images at `positions`, each with its augmentation key."""
         size = self.runtime.batch_size_eval
@@ -142,18 +147,22 @@ class Method(nn.Module):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restores `state()`; tensors may have other sizes than the fresh module's."""
+        modules = dict(self.named_modules())
         for name, tensor in state.items():
             path, _, attribute = name.rpartition(".")
-            module = self.get_submodule(path)
-            if attribute in module._parameters:
-                old = module._parameters[attribute]
+            module = modules.get(path)
+            known = {**module._parameters, **module._buffers} if module is not None else {}
+            if module is None or attribute not in known:
+                raise UserError(f'state has "{name}", which {type(self).__name__} does not know')
+            fresh = known[attribute]
+            if fresh is not None and fresh.is_floating_point() != tensor.is_floating_point():
+                raise UserError(f'state has {tensor.dtype} in "{name}", where {fresh.dtype} belongs')
+            if (old := module._parameters.get(attribute)) is not None:
                 module._parameters[attribute] = nn.Parameter(
                     tensor.to(self.runtime.device), requires_grad=old.requires_grad
                 )
-            elif attribute in module._buffers:
-                module._buffers[attribute] = tensor if name == "tasks_seen" else tensor.to(self.runtime.device)
             else:
-                raise ValueError(f'state has "{name}", which {type(self).__name__} does not know')
+                module._buffers[attribute] = tensor if name == "tasks_seen" else tensor.to(self.runtime.device)
 
     def count_classes(self, task: Task) -> None:
         """Adds the images of a task to the counts of its classes."""

@@ -26,7 +26,7 @@ from fscil.maths.margins import cosine
 from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
 from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.methods.sizes import TRAINING, Sizes
-from fscil.methods.training import Batch, Schedule, train
+from fscil.methods.training import Batch, Group, Schedule, train
 from fscil.runtime import Runtime
 
 
@@ -79,8 +79,8 @@ class CEC(AdapterMethod):
             decay="step", milestones=tuple(range(o.lr_step, o.episode_epochs, o.lr_step)), gamma=o.lr_gamma,
         )  # fmt: skip
         groups = [
-            {"params": list(lora.parameters()), "lr_factor": o.encoder_lr / o.attention_lr},
-            {"params": list(self.graph.parameters())},
+            Group(list(lora.parameters()), o.encoder_lr / o.attention_lr),
+            Group(list(self.graph.parameters())),
         ]
         numbers = torch.zeros(len(episodes), dtype=torch.int64)  # an episode brings its own labels
         train("episodes", episodes, numbers, groups, loss, schedule, runtime, passes=len(targets))

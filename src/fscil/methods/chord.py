@@ -135,8 +135,8 @@ class Chord(Represented):
         return self.lora
 
     @property
-    def plain_adapters(self) -> LoRA | None:
-        return self.lora if self.options.form == "merged" else None
+    def unit_spaces(self) -> LoRA:
+        return self.lora
 
     def trainable_parameters(self) -> int:
         """LoRA factors of every set and the heads of the base classes."""

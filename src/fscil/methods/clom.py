@@ -43,6 +43,9 @@ class CLOM(AdapterMethod):
     """Prototypes in the feature space and in a mapped space, logits added."""
 
     Options = CLOMOptions
+    running_mean: Tensor
+    running_variance: Tensor
+    mapped_prototypes: Tensor  # (seen, D) means of g
 
     def __init__(self, backbone: Backbone, options: CLOMOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
@@ -53,7 +56,7 @@ class CLOM(AdapterMethod):
         self.gain, self.shift = nn.Parameter(torch.ones(width, **place)), nn.Parameter(torch.zeros(width, **place))
         self.register_buffer("running_mean", torch.zeros(width, **place))
         self.register_buffer("running_variance", torch.ones(width, **place))
-        self.register_buffer("mapped_prototypes", torch.zeros(0, width, **place))  # means of g (seen, D)
+        self.register_buffer("mapped_prototypes", torch.zeros(0, width, **place))
 
     def map(self, features: Tensor, training: bool = False) -> Tensor:
         """g = LeakyReLU_0.1(BatchNorm(f W)). A training batch of one image has no variance and uses the running one."""

@@ -70,7 +70,7 @@ class CodaPrompt(Prompted):
 
     def encode(self, tokens: Tensor, query: Tensor, task: int | None) -> tuple[Tensor, Tensor | float]:
         o = self.options
-        parts = [self.components, self.keys, self.attention]
+        parts: list[Tensor] = [self.components, self.keys, self.attention]
         if task is not None and o.freeze_earlier:
             earlier = min(task, o.expected_tasks) * (o.components // o.expected_tasks)
             parts = [torch.cat([part[:, :earlier].detach(), part[:, earlier:]], 1) for part in parts]

@@ -64,10 +64,11 @@ class FACT(AdapterMethod):
     """
 
     Options = FACTOptions
+    virtual: Tensor  # (V, d) unit rows
 
     def __init__(self, backbone: Backbone, options: FACTOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
-        self.register_buffer("virtual", torch.zeros(0, backbone.dim, **self.place))  # unit rows (V, d)
+        self.register_buffer("virtual", torch.zeros(0, backbone.dim, **self.place))
 
     def fit_base(self, task: Task) -> None:
         o, backbone, runtime, classes = self.options, self.backbone, self.runtime, len(task.classes)

@@ -52,10 +52,11 @@ class ICaRL(ExemplarMethod):
 
     Options = ICaRLOptions
     after_base = frozenset("learn_epochs learn_lr learn_weight_decay temperature distillation classifier".split())
+    means: Tensor  # (seen, d) of exemplars, unit rows
 
     def __init__(self, backbone: Backbone, options: ICaRLOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
-        self.register_buffer("means", torch.zeros(0, backbone.dim, **self.place))  # of exemplars, unit rows (seen, d)
+        self.register_buffer("means", torch.zeros(0, backbone.dim, **self.place))
 
     def fit_base(self, task: Task) -> None:
         o = self.options

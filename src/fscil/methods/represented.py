@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from fscil.errors import UserError
 from fscil.heads.base import Head, Lesson
 from fscil.methods.base import Method
 from fscil.runtime import Runtime
+
+Numbers = TypeVar("Numbers", int, Tensor)
 
 # What heads no longer keep, though runs and models written before heads were parts still have it.
 NO_LONGER_KEPT = frozenset({"donor", "rows"})
@@ -178,6 +180,10 @@ class Headed(Represented):
     def plain_adapters(self) -> LoRA | None:
         return self.inner.plain_adapters
 
+    @property
+    def unit_spaces(self) -> LoRA | None:
+        return self.inner.unit_spaces
+
     def trainable_parameters(self) -> int:
         return self.inner.trainable_parameters()
 
@@ -195,6 +201,6 @@ class Headed(Represented):
         self.inner.load_state({name.removeprefix("inner."): tensor for name, tensor in inner.items()})
 
 
-def view_key(session: int, number: Tensor | int) -> Tensor | int:
+def view_key(session: int, number: Numbers) -> Numbers:
     """Augmentation key of a view: distinct from every training epoch and from every other task's views."""
     return 1_000_000 * session + number + 1

@@ -36,10 +36,11 @@ class TEEN(AdapterMethod):
     """Prototypes; those of new classes calibrated by similar base prototypes."""
 
     Options = TEENOptions
+    rows: Tensor  # (seen, d) the classifier
 
     def __init__(self, backbone: Backbone, options: TEENOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
-        self.register_buffer("rows", torch.zeros(0, backbone.dim, **self.place))  # the classifier (seen, d)
+        self.register_buffer("rows", torch.zeros(0, backbone.dim, **self.place))
 
     @classmethod
     def adapter_plan(cls, options: TEENOptions) -> AdapterPlan:

@@ -12,12 +12,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fscil.data.pixels import Pixels
 from fscil.errors import UserError
 from fscil.maths.margins import cosine_schedule
 from fscil.runtime import Runtime
@@ -66,11 +65,29 @@ class Schedule:
         return self.lr
 
 
+class Images(Protocol):
+    """What is trained on: `fscil.data.pixels.Pixels`, or something in its place."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def index_device(self) -> torch.device: ...
+
+    def augmented(self, positions: Tensor, epoch: int) -> Tensor: ...
+
+
+class Group(NamedTuple):
+    """Parameters whose learning rate is the schedule's times a factor."""
+
+    parameters: list[nn.Parameter]
+    lr_factor: float = 1.0
+
+
 def train(
     stage: str,
-    images: Pixels,
+    images: Images,
     labels: Tensor,
-    parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
+    parameters: Sequence[nn.Parameter] | Sequence[Group],
     loss: Callable[[Batch], Tensor],
     schedule: Schedule,
     runtime: Runtime,
@@ -83,22 +100,25 @@ def train(
 ) -> float:
     """Trains `parameters` on augmented batches and returns the mean loss of the last epoch.
 
-    `parameters` may be groups (dicts with `params` and a factor `lr_factor`). `extras(positions, epoch, step)` gives
+    `parameters` may be groups with factors of their own. `extras(positions, epoch, step)` gives
     further tensors of a step. What `loss` reads besides its batch must be updated in place, because on a GPU the step
     is captured once as a CUDA graph. `passes` counts forward passes per image in the images/s shown. `order` keys the
     shuffling where stages of different names are to see the same batches.
     """
-    groups = [dict(g) for g in parameters] if isinstance(parameters[0], dict) else [{"params": list(parameters)}]
-    factors = [g.pop("lr_factor", 1.0) for g in groups]
-    weights = [p for g in groups for p in g["params"]]
+    groups = [entry for entry in parameters if isinstance(entry, Group)]
+    groups = groups or [Group([entry for entry in parameters if not isinstance(entry, Group)])]
+    weights = [weight for group in groups for weight in group.parameters]
     optimiser = _make_optimiser(groups, schedule)
-    first = _restore(runtime, stage, weights, buffers, optimiser)
+    try:
+        first = _restore(runtime, stage, weights, buffers, optimiser)
+    except (KeyError, IndexError, RuntimeError, ValueError) as error:
+        raise UserError(f"the kept progress of {stage} does not fit it: {error}") from error
     labels = labels.to(runtime.device)
     step = _Step(loss, weights, runtime, graph)
     mean_loss = float("nan")
     for epoch in runtime.track(range(first, schedule.epochs), stage, schedule.epochs - first):
-        for group, factor in zip(optimiser.param_groups, factors, strict=True):
-            group["lr"] = schedule.rate(epoch) * factor
+        for settings, group in zip(optimiser.param_groups, groups, strict=True):
+            settings["lr"] = schedule.rate(epoch) * group.lr_factor
         if begin_epoch is not None:
             begin_epoch(epoch)
         shuffled = torch.randperm(len(images), generator=runtime.generator(order or stage, "order", epoch)).to(
@@ -137,6 +157,15 @@ def train(
     return mean_loss
 
 
+class _Captured(NamedTuple):
+    """A step as a CUDA graph: what it reads, and what a replay writes."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Batch
+    loss: Tensor
+    gradients: list[Tensor | None]
+
+
 class _Step:
     """Forward and backward of one part of a batch; on a GPU, full-size parts replay a captured CUDA graph."""
 
@@ -144,14 +173,14 @@ class _Step:
         self.loss, self.weights, self.runtime = loss, weights, runtime
         self.graphed = graph and runtime.cuda_graphs and runtime.device.type == "cuda"
         self.eager_steps = 0
-        self.captured: tuple[torch.cuda.CUDAGraph, Batch, Tensor, list[Tensor | None]] | None = None
+        self.captured: _Captured | None = None
 
     def __call__(self, batch: Batch, weight: float) -> Tensor:
         if self.graphed and weight == 1.0:  # a replay overwrites gradients, so only whole batches may take it
             if self.captured is None and self.eager_steps >= GRAPH_WARMUP:
                 self._capture(batch)
-            if self.captured is not None and self.captured[1].images.shape == batch.images.shape:
-                return self._replay(batch)
+            if self.captured is not None and self.captured.batch.images.shape == batch.images.shape:
+                return self._replay(self.captured, batch)
         self.eager_steps += 1
         return self._run(batch, weight)
 
@@ -181,10 +210,10 @@ class _Step:
         with torch.cuda.graph(graph):
             value = self.loss(static)
             value.backward()
-        self.captured = (graph, static, value.detach(), [w.grad for w in self.weights])
+        self.captured = _Captured(graph, static, value.detach(), [w.grad for w in self.weights])
 
-    def _replay(self, batch: Batch) -> Tensor:
-        graph, static, value, gradients = self.captured
+    def _replay(self, captured: _Captured, batch: Batch) -> Tensor:
+        graph, static, value, gradients = captured
         static.images.copy_(batch.images)
         static.labels.copy_(batch.labels)
         static.positions.copy_(batch.positions)
@@ -206,11 +235,12 @@ class _Step:
             weight.grad = None
 
 
-def _make_optimiser(groups: list[dict[str, Any]], schedule: Schedule) -> torch.optim.Optimizer:
+def _make_optimiser(groups: Sequence[Group], schedule: Schedule) -> torch.optim.Optimizer:
+    params: list[dict[str, Any]] = [{"params": group.parameters} for group in groups]
     if schedule.optimiser == "adam":
-        return torch.optim.Adam(groups, lr=schedule.lr, weight_decay=schedule.weight_decay)
+        return torch.optim.Adam(params, lr=schedule.lr, weight_decay=schedule.weight_decay)
     return torch.optim.SGD(
-        groups,
+        params,
         lr=schedule.lr,
         momentum=schedule.momentum,
         weight_decay=schedule.weight_decay,
@@ -218,7 +248,14 @@ def _make_optimiser(groups: list[dict[str, Any]], schedule: Schedule) -> torch.o
     )
 
 
-def _keep(runtime: Runtime, stage: str, weights, buffers, optimiser, epoch: int) -> None:
+def _keep(
+    runtime: Runtime,
+    stage: str,
+    weights: Sequence[nn.Parameter],
+    buffers: Sequence[Tensor],
+    optimiser: torch.optim.Optimizer,
+    epoch: int,
+) -> None:
     tensors = {f"weight.{i}": w.detach() for i, w in enumerate(weights)}
     tensors |= {f"buffer.{i}": b for i, b in enumerate(buffers)}
     for index, values in optimiser.state_dict()["state"].items():
@@ -226,7 +263,13 @@ def _keep(runtime: Runtime, stage: str, weights, buffers, optimiser, epoch: int)
     runtime.keeper.save(stage, tensors | {"epoch": torch.tensor(epoch)})
 
 
-def _restore(runtime: Runtime, stage: str, weights, buffers, optimiser) -> int:
+def _restore(
+    runtime: Runtime,
+    stage: str,
+    weights: Sequence[nn.Parameter],
+    buffers: Sequence[Tensor],
+    optimiser: torch.optim.Optimizer,
+) -> int:
     """Loads the kept progress of a stage, if any, and returns the next epoch."""
     kept = runtime.keeper.load(stage)
     if kept is None:
@@ -239,8 +282,8 @@ def _restore(runtime: Runtime, stage: str, weights, buffers, optimiser) -> int:
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in kept.items():
         if name.startswith("optimiser."):
-            _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = value.to(runtime.device) if key != "step" else value
+            _, number, key = name.split(".", 2)
+            state.setdefault(int(number), {})[key] = value.to(runtime.device) if key != "step" else value
     optimiser.load_state_dict(optimiser.state_dict() | {"state": state})
     logger.info("%s: going on after epoch %d", stage, int(kept["epoch"]))
     return int(kept["epoch"])

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fscil.errors import UserError, nearest
+from fscil.reading import read_yaml
 
 FOLDER = Path(__file__).parent
 
@@ -51,16 +50,3 @@ def load(name: str) -> Recipe:
     with open(path, encoding="utf-8") as file:
         first = file.readline()
     return Recipe(name, values, fast, first.lstrip("# ").strip() if first.startswith("#") else "")
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping; anything else is a UserError."""
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f'cannot read "{path}": {error.strerror or error}') from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f'"{path}" is not valid YAML: {" ".join(str(error).split())}') from error
-    if values is not None and not (isinstance(values, dict) and all(isinstance(key, str) for key in values)):
-        raise UserError(f'"{path}" must hold a mapping of settings')
-    return values or {}

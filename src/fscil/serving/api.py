@@ -9,6 +9,7 @@ FastAPI is an extra, so it is imported where it is used; it reads annotations, s
 import asyncio
 import hashlib
 import hmac
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from fscil.serving.batching import Batcher, Busy, Room
 from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names, visitor
 from fscil.serving.host import Host
 from fscil.serving.schemas import Answers, Change, Classes, Health, History, Problem, Undone
+from fscil.serving.workers import COLLECTED
 
 OPEN_TO_ALL = ("/health", "/docs", "/openapi.json")  # needs no token; the schema is no secret
 LESSONS_WAITING = 16  # more are told to come back
@@ -28,7 +30,7 @@ ABOUT = """Few-shot class-incremental learning: names what pictures show, says *
 classes, and learns new classes from a few pictures each. Lessons change the model folder at once and for good; `/undo`
 takes them back."""
 
-REFUSALS = {
+REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"model": Problem, "description": text}
     for code, text in {
         401: "No token, or a wrong one.",
@@ -41,23 +43,37 @@ REFUSALS = {
 
 
 class Metrics:
-    """What Prometheus reads; a registry of its own, so that several apps in one process do not mix."""
+    """What Prometheus reads; a registry of its own, so that several apps in one process do not mix.
+
+    Of several processes (`serving.workers`) any adds up what all have counted.
+    """
 
     def __init__(self, host: Host):
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-        self.registry = CollectorRegistry()
-        own = dict(registry=self.registry)
-        self.requests = Counter("fscil_requests", "Requests answered.", ["route", "status"], **own)
-        self.seconds = Histogram("fscil_request_seconds", "From request to answer.", ["route"], **own)
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batch = Histogram(
-            "fscil_batch_pictures", "Pictures that went through the model at once.", buckets=sizes, **own
-        )
-        self.queue = Gauge("fscil_queue_requests", "Requests to recognise that wait for the model.", **own)
-        self.lessons = Counter("fscil_lessons", "Changes made to the model by this process.", ["action"], **own)
-        Gauge("fscil_classes", "Classes known.", **own).set_function(lambda: len(host.classes))
-        ProcessCollector(registry=self.registry)
+        self.host, self.registry = host, CollectorRegistry()
+        own = self.registry
+        self.requests = Counter("fscil_requests", "Requests answered.", ["route", "status"], registry=own)
+        self.seconds = Histogram("fscil_request_seconds", "From request to answer.", ["route"], registry=own)
+        sizes, together = (1, 2, 4, 8, 16, 32, 64, 128), "Pictures that went through the model at once."
+        self.batch = Histogram("fscil_batch_pictures", together, buckets=sizes, registry=own)
+        waiting = "Requests to recognise that wait for the model."
+        self.queue = Gauge("fscil_queue_requests", waiting, multiprocess_mode="livesum", registry=own)
+        self.lessons = Counter("fscil_lessons", "Changes made to the model by this process.", ["action"], registry=own)
+        self.classes = Gauge("fscil_classes", "Classes known.", multiprocess_mode="mostrecent", registry=own)
+        ProcessCollector(registry=own)
+
+    def text(self) -> bytes:
+        """As Prometheus reads it."""
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        self.classes.set(len(self.host.classes))
+        if COLLECTED not in os.environ:
+            return generate_latest(self.registry)
+        everybody = CollectorRegistry()
+        MultiProcessCollector(everybody)
+        return generate_latest(everybody)
 
     def note(self, scope: Scope, status: int, seconds: float) -> None:
         """Counts a request that was answered."""
@@ -84,7 +100,7 @@ def make_app(
     from fastapi import APIRouter, FastAPI, File, Form, HTTPException, Query, Request, Security, UploadFile
     from fastapi.responses import Response
     from fastapi.security import HTTPBearer
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from prometheus_client import CONTENT_TYPE_LATEST
 
     Files = Annotated[list[UploadFile], File(description="Pictures: JPEG, PNG, WebP, BMP, GIF or TIFF.")]
     metrics = Metrics(host)
@@ -137,9 +153,12 @@ def make_app(
         add: Annotated[bool, Form(description="Add pictures to classes that are known already.")] = False,
     ) -> dict[str, Any]:
         """Teach new classes from a few pictures each. When it answers, the lesson is on disk."""
-        if (name is None) == (names is None):
+        if name is not None and names is None:
+            labels = [name] * len(files)
+        elif names is not None and name is None:
+            labels = names
+        else:
             raise HTTPException(422, "send either name (one for all pictures) or names (one per picture)")
-        labels = names if names is not None else [name] * len(files)
         if len(labels) != len(files):
             raise HTTPException(422, f"there are {len(files)} pictures but {len(labels)} names")
         lessons: dict[str, list[bytes]] = {}
@@ -172,8 +191,8 @@ def make_app(
 
     @routes.get("/metrics", tags=["operate"], response_class=Response)
     def read_metrics() -> Response:
-        """Requests, latency, batch sizes, queue, classes, lessons and memory, for Prometheus."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        """Requests, latency, batch sizes, queue, classes, lessons and (of a single process) memory, for Prometheus."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     app = FastAPI(title="fscil", version=__version__, description=ABOUT, lifespan=lifespan, redoc_url=None)
     app.include_router(routes)

@@ -27,7 +27,8 @@ class Room:
     """Pictures that may be in memory at once, decoded or about to be; a single visitor may have half of them."""
 
     def __init__(self, pictures: int = 512):
-        self.pictures, self.taken = pictures, Counter()
+        self.pictures = pictures
+        self.taken: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def take(self, visitor: str, count: int) -> Iterator[None]:

@@ -246,6 +246,8 @@ class Worker:
             env={**os.environ, **alone},
             start_new_session=True,  # Ctrl-C is for the server, which ends its workers
         )
+        assert self.process.stdin is not None and isinstance(self.process.stdout, io.BufferedReader)  # pipes
+        self.questions, self.answers = self.process.stdin, self.process.stdout
         self.ready = False
 
     @property
@@ -259,8 +261,8 @@ class Worker:
         late.daemon = True
         late.start()
         try:
-            self.process.stdin.write(question)
-            self.process.stdin.flush()
+            self.questions.write(question)
+            self.questions.flush()
             if self.read(1) == b"P":
                 height, width = _PIXELS.unpack(self.read(_PIXELS.size))
                 return np.frombuffer(self.read(height * width * 3), np.uint8).reshape(height, width, 3)
@@ -275,16 +277,16 @@ class Worker:
 
     def read(self, size: int) -> bytearray:
         data = bytearray(size)
-        if self.process.stdout.readinto(data) < size:
+        if self.answers.readinto(data) < size:
             raise EOFError
         return data
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.process.stdout.close()
+        self.answers.close()
         with contextlib.suppress(OSError):
-            self.process.stdin.close()
+            self.questions.close()
 
 
 class Decoders:

@@ -11,7 +11,7 @@ import ipaddress
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ REQUEST_SECONDS = 600.0  # from request to answer
 BODIES_AT_ONCE = 4  # memory for bodies of all requests, in largest requests
 BUSY = {"retry-after": "1"}
 
-Scope = dict[str, Any]
+Scope = MutableMapping[str, Any]
 Message = dict[str, Any]
 
 
@@ -129,7 +129,7 @@ class Gate:
             return Refusal(403, "requests from pages of other sites are refused")
         if len(lengths) > 1 or not all(length.isdigit() for length in lengths):
             return Refusal(400, "the header Content-Length is repeated or malformed")
-        if lengths and int(lengths[0]) > self.request_bytes:
+        if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self.request_bytes):
             return self.too_large()
         return self.admit(scope)
 

@@ -23,7 +23,7 @@ from fscil.data.decode import in_order
 from fscil.data.pictures import decode
 from fscil.errors import UserError
 from fscil.serving.decoding import TOO_NARROW, Decoders
-from fscil.teachable.folder import HEAD
+from fscil.teachable.folder import HEAD, ModelFolder
 from fscil.teachable.health import model_notes
 from fscil.teachable.model import Teachable, timestamp
 from fscil.teachable.names import check_class_name, check_class_names
@@ -51,7 +51,9 @@ class Limits:
 class _Model(Teachable):
     """A model that keeps its notices for the person whose lesson caused them; warnings would go to everybody."""
 
-    notes: list[str]
+    def __init__(self, **parameters: Any):
+        super().__init__(**parameters)
+        self.notes: list[str] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -231,7 +233,7 @@ class Host:
         """Runs a lesson on a fresh copy of what is on disk; when it is written, the copy is the one that answers."""
         with self._teaching:
             taught = self._open(backbone=self._backbone)
-            with taught.folder_.lock():  # also over the stamp, so that it is of what was written here
+            with ModelFolder(self.path).lock():  # also over the stamp, so that it is of what was written here
                 with taught.editing():
                     event = lesson(taught)
                 stamp = self._folder_stamp()
@@ -241,7 +243,6 @@ class Host:
 
     def _open(self, **backbone: Any) -> _Model:
         model = _Model.load(self.path, device=self._device, **backbone)
-        model.notes = []
         model.runtime_.cuda_graphs = False  # capturing one fails when another thread uses the GPU meanwhile
         return model
 

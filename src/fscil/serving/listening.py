@@ -34,7 +34,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def make_server(
-    gate: Gate, host: Host | None = None, patience: float | None = None, connections: int = CONNECTIONS
+    gate: Gate, host: Host | None = None, patience: int | None = None, connections: int = CONNECTIONS
 ) -> Any:
     """A uvicorn server; when told to stop, it answers what has arrived whole, for at most `patience` seconds."""
     import uvicorn
@@ -79,12 +79,13 @@ def connection_class(connections: int) -> type:
             """Whether it is the client's turn: no request yet, or not all of one."""
             return not self.answering or self.cycle.more_body
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: Any) -> None:  # uvicorn narrows what asyncio says about it
             super().connection_made(transport)
             self.heard = self.loop.time()
             self._watch()
             if len(self.connections) > connections:
-                others = [other for other in self.connections if other.silent and other is not self]
+                alike = [other for other in self.connections if isinstance(other, Connection)]
+                others = [other for other in alike if other.silent and other is not self]
                 if others:
                     min(others, key=lambda other: other.heard).transport.abort()
                 else:

@@ -63,7 +63,7 @@ def recognise_tab(host: Host, uploads: Uploads, promise: str, tries: Sequence[np
         try:
             decoded = decode()
             (answer,) = host.recognise_decoded([decoded], alike=SHOWN_ALIKE)
-            shown = page_parts.answer(answer, decoded if answer.error is None else None)
+            shown = page_parts.answer(answer, None if isinstance(decoded, str) else decoded)
             label = "Teach this as …" if answer.unknown else "No, it is …"
             offer = gr.update(choices=class_names(host), value=None, label=label)
         except UserError as error:

@@ -45,8 +45,13 @@ def cross_validated(
         if known is not None:
             sums = (known.means * known.counts[:, None]).index_add(0, labels[out], -features[out])
             means = sums / left.clamp(min=1)[:, None]
-            alike = dict(background=known.background, softness=known.softness)
-            space = replace(inner, means=means, counts=left.clamp(min=1), **alike)
+            space = replace(
+                inner,
+                means=means,
+                counts=left.clamp(min=1),
+                background=known.background,
+                softness=known.softness,
+            )
             fits = space.scores(features[out]).masked_fill(left == 0, -torch.inf)
             scores[out] = space.over_classes(fits)
         usable[out] = left[labels[out]] > 0

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from sklearn.base import BaseEstimator, ClassifierMixin
+from collections.abc import Sequence
+from typing import Any, Self
 
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+
+from fscil.data.pictures import label_name
+from fscil.errors import UserError
+from fscil.teachable.lessons import labelled
 from fscil.teachable.model import Teachable
+from fscil.teachable.packing import pack, unpack
 from fscil.teachable.recognition import Notice, Recognition
 
 __all__ = ["FewShotClassifier", "Notice", "Recognition"]
 
 
-class FewShotClassifier(Teachable, ClassifierMixin, BaseEstimator):
+class FewShotClassifier(Teachable, ClassifierMixin, TransformerMixin, BaseEstimator):
     """Few-shot class-incremental classifier on a frozen, pretrained Vision Transformer.
 
     Pictures may be paths, Pillow images, arrays, tensors, a `torch.utils.data.Dataset`, or a folder of class folders.
@@ -32,8 +40,8 @@ class FewShotClassifier(Teachable, ClassifierMixin, BaseEstimator):
         it is, and the classifier is that of `head`, whatever the method.
     options : dict, optional
         Options of the method, such as {"epochs": 5}.
-    transform : dict, optional
-        Keys of `fscil.config.TransformConfig`, such as {"flip": 0.0}.
+    preprocessing : dict, optional
+        How pictures are cut: keys of `fscil.config.TransformConfig`, such as {"flip": 0.0}.
     held_out : float
         Share of the base pictures kept out of training to calibrate confidence and "unknown".
     false_rejection : float
@@ -65,7 +73,44 @@ class FewShotClassifier(Teachable, ClassifierMixin, BaseEstimator):
     array(['heron'], dtype='<U5')
     """
 
+    def __new__(cls, *args: Any, **chosen: Any) -> Self:
+        if "transform" in chosen:
+            raise UserError("transform=… is called preprocessing=… now; transform(X) gives features.")
+        return super().__new__(cls)
+
+    def partial_fit(self, X: Any, y: Any = None, classes: Sequence[Any] | None = None) -> Self:
+        """Learns what is new: the base classes in the first call, then more classes, or more pictures of known ones.
+
+        New classes may come in any call, so `classes` need not be told; if it is, labels outside it are refused.
+        """
+        X, labels = labelled(X, y)
+        strange = [] if classes is None else sorted({str(label) for label in labels} - {*map(_name, classes)})
+        if strange:
+            raise UserError(f'y has the class "{strange[0]}", which is not in classes.')
+        return self.learn(X, labels, add=True) if self.__sklearn_is_fitted__() else self.fit(X, labels)
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Features (n, d) of pictures, for whatever comes next in a pipeline."""
+        return self.embed(X)
+
+    # A model travels as a packed model folder, never as pickled objects: `pickle` and joblib see bytes alone.
+    def __getstate__(self) -> bytes:
+        return pack(self)
+
+    def __setstate__(self, packed: bytes) -> None:
+        unpack(self, packed)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        unpack(twin, pack(self), getattr(self, "backbone_", None))
+        return twin
+
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.string, tags.no_validation = False, True, True
+        tags.transformer_tags.preserves_dtype = []  # features are float32, whatever pictures are made of
         return tags
+
+
+def _name(label: Any) -> str:
+    return str(label_name(label))

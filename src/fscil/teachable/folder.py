@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 from fscil._version import __version__
 from fscil.errors import UserError
-from fscil.files import digest_file, load_tensors, read_json, save_tensors, write_json
+from fscil.files import (
+    check_finite,
+    clear_parts,
+    digest_file,
+    load_tensors,
+    read_json,
+    refuse_links,
+    save_tensors,
+    write_json,
+)
+from fscil.strict import conform
+from fscil.teachable.forms import StoredModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +42,7 @@ if TYPE_CHECKING:
 HEAD = "model.json"
 BACKBONE = "backbone.safetensors"
 FILE_NAME = re.compile(r"state-\d{4,9}\.safetensors|backbone\.safetensors")
+MAY_LACK = ("taught.scores",)  # tensors with NaN where there is nothing to say: a class of one picture, left out
 LOCK_SECONDS = 600  # how long one process waits for another to finish teaching
 
 
@@ -63,7 +76,7 @@ class Head:
 class ModelFolder:
     """Reads and writes one model folder."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
 
     def exists(self) -> bool:
@@ -76,6 +89,7 @@ class ModelFolder:
 
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            refuse_links(self.path, ".lock")
             lock = FileLock(self.path / ".lock", timeout=LOCK_SECONDS, is_singleton=True)
             lock.acquire()
         except Timeout:
@@ -94,21 +108,14 @@ class ModelFolder:
             what = "is not a model folder (it has no model.json)" if self.path.exists() else "does not exist"
             raise UserError(f'model "{self.path}" {what}; make one with: fscil fit PICTURES -o {self.path}')
         path = self.path / HEAD
+        refuse_links(self.path, HEAD)
         data = read_json(path)
         if data.pop("sha256", None) != _digest_json(data):
             raise UserError(f'"{path}" was altered or damaged: its SHA-256 does not match what is written in it.')
-        try:
-            versions = [
-                Version(dict(entry["record"]), files={str(k): str(v) for k, v in entry["tensors"].items()})
-                for entry in data["versions"]
-            ]
-            files = {
-                str(name): {"sha256": str(entry["sha256"]), "bytes": int(entry["bytes"])}
-                for name, entry in data["files"].items()
-            }
-            head = Head(dict(data["config"]), versions, files, str(data["revision"]))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise UserError(f'"{path}" is not the head of a model ({type(error).__name__}: {error}).') from error
+        conform(data, StoredModel, path)
+        versions = [Version(entry["record"], files=entry["tensors"]) for entry in data["versions"]]
+        files = data["files"]
+        head = Head(data["config"], versions, files, data["revision"])
         named = {file for version in versions for file in version.files.values()} | set(files)
         strange = sorted(name for name in named if not FILE_NAME.fullmatch(name) or name not in files)
         if strange or not versions:
@@ -122,6 +129,7 @@ class ModelFolder:
         missing = {name: file for name, file in version.files.items() if name not in tensors}
         for file in sorted(set(missing.values())):
             content, _ = load_tensors(self.checked(head, file))
+            check_finite(content, f'"{self.path / file}"', MAY_LACK)
             for name in [name for name, place in missing.items() if place == file]:
                 if name not in content:
                     raise UserError(f'"{self.path / file}" lacks "{name}", which {HEAD} says is in it.')
@@ -155,6 +163,7 @@ class ModelFolder:
     def checked(self, head: Head, file: str) -> Path:
         """The path of a file, after its SHA-256 was compared with the head's."""
         path = self.path / file
+        refuse_links(self.path, file)
         if not path.is_file():
             raise UserError(f'"{path}" is missing; the model cannot be opened without it. Restore it from a copy.')
         found, wanted = digest_file(path), head.files[file]["sha256"]
@@ -185,6 +194,7 @@ class ModelFolder:
         files = dict(before.files) if before else {}
         if backbone is not None:
             files[BACKBONE] = self._save(BACKBONE, backbone)
+        clear_parts(self.path)
         number = 1 + max([0, *(int(path.stem[6:]) for path in self.path.glob("state-*.safetensors"))])
         placed: list[dict[str, str]] = []  # of each version: tensor -> file
         for version, previous in zip(versions, [None, *versions]):
@@ -223,6 +233,7 @@ class ModelFolder:
 
     def _save(self, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         path = self.path / name
+        check_finite(tensors, f'"{path}" is not written', MAY_LACK)
         save_tensors(path, tensors)
         return {"sha256": digest_file(path), "bytes": path.stat().st_size}
 

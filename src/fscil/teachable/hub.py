@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,12 @@ from fscil.text import percent
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+# What is fetched of a stranger's model at most; a ViT-L in float32 has 1.2 GB.
+HEAD_BYTES = 50_000_000
+FILE_BYTES = 8_000_000_000
+MODEL_BYTES = 16_000_000_000
+FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def push(path: str | Path, repo: str, private: bool = False, history: bool = False, client: HfApi | None = None) -> str:
@@ -46,8 +54,11 @@ def push(path: str | Path, repo: str, private: bool = False, history: bool = Fal
     return str(address)
 
 
-def pull(path: str | Path, repo: str, client: HfApi | None = None) -> Path:
-    """Downloads a model into a new folder; it appears there only once every hash is right."""
+def pull(path: str | Path, repo: str, revision: str | None = None, client: HfApi | None = None) -> str:
+    """Downloads a model into a new folder; it appears there only once every hash is right. Returns the commit.
+
+    The head comes first: what it does not name, or names in another size than the hub has it, is not fetched.
+    """
     target = Path(path).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f'"{target}" exists already; choose another folder.')
@@ -56,21 +67,57 @@ def pull(path: str | Path, repo: str, client: HfApi | None = None) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as aside:
         folder = ModelFolder(Path(aside) / "model")
         try:
-            client.snapshot_download(repo, local_dir=str(folder.path), allow_patterns=[HEAD, "*.safetensors"])
+            commit, sizes = _offered(client, repo, revision)
+            _check_sizes(repo, {HEAD: sizes.get(HEAD)}, HEAD_BYTES)
+            _fetch(client, repo, HEAD, commit, folder.path)
+            head = folder.read()
+            if head.config["backbone"]["weights"] is not None:
+                raise UserError(f'repository "{repo}" names a file of this machine as its weights; it is refused.')
+            _check_sizes(repo, {name: sizes.get(name) for name in head.files}, FILE_BYTES)
+            for name, entry in head.files.items():
+                if sizes[name] != entry["bytes"]:
+                    raise UserError(
+                        f'"{name}" in repository "{repo}" has {sizes[name]} bytes, {HEAD} says {entry["bytes"]}; '
+                        "ask who uploaded it to push again."
+                    )
+            for name in head.files:
+                _fetch(client, repo, name, commit, folder.path)
+                folder.checked(head, name)
+        except UserError:
+            raise
         except Exception as error:
             raise _explained("pull from", repo, error) from error
-        if not folder.exists():
-            raise UserError(f'repository "{repo}" holds no model of fscil (no {HEAD}).')
-        head = folder.read()
-        for name in head.files:
-            folder.checked(head, name)
-        for extra in folder.path.iterdir():  # the client's own bookkeeping, and whatever else lay there
+        for extra in folder.path.iterdir():  # the client's own bookkeeping
             if extra.name not in {HEAD, *head.files}:
                 shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
         if target.exists():
             target.rmdir()
         folder.path.rename(target)
-    return target
+    return commit
+
+
+def _offered(client: HfApi, repo: str, revision: str | None) -> tuple[str, dict[str, int | None]]:
+    """The commit that a revision is now, and the sizes of its files: everything is then taken from that one commit."""
+    info = client.model_info(repo, revision=revision, files_metadata=True)
+    if info.sha is None or (revision is not None and FULL_COMMIT.fullmatch(revision) and info.sha != revision):
+        raise UserError(f'repository "{repo}" answers with commit {info.sha} for --revision {revision}.')
+    return info.sha, {file.rfilename: file.size for file in info.siblings or []}
+
+
+def _check_sizes(repo: str, sizes: Mapping[str, int | None], most: int) -> None:
+    """Refuses files that are missing, of unknown size, or larger than anybody's model, alone or together."""
+    for name, size in sizes.items():
+        if size is None:
+            what = "holds no model of fscil" if name == HEAD else "is not whole"
+            raise UserError(f'repository "{repo}" {what} (no {name}); check the name and --revision.')
+        if size > most:
+            raise UserError(f'"{name}" in repository "{repo}" has {size} bytes; at most {most} are fetched.')
+    if (total := sum(size or 0 for size in sizes.values())) > MODEL_BYTES:
+        raise UserError(f'the model in repository "{repo}" has {total} bytes; at most {MODEL_BYTES} are fetched.')
+
+
+def _fetch(client: HfApi, repo: str, name: str, commit: str, folder: Path) -> None:
+    client.hf_hub_download(repo, name, revision=commit, local_dir=str(folder))
 
 
 def model_card(head: Head, repo: str) -> str:
@@ -143,7 +190,7 @@ def _stage(folder: ModelFolder, head: Head, staged: ModelFolder, history: bool) 
         from fscil.teachable.folder import BACKBONE
 
         weights = load_tensors(folder.checked(head, BACKBONE))[0]
-    config = {**head.config, "backbone": {**head.config["backbone"], "weights": None}}
+    config = {**head.config, "backbone": {**head.config["backbone"], "weights": None, "weights_sha256": None}}
     with staged.lock():
         staged.write(config, versions, weights)
 

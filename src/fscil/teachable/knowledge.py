@@ -20,6 +20,7 @@ from fscil.data.transforms import Transform
 from fscil.errors import UserError, nearest
 from fscil.maths.margins import cosine
 from fscil.methods.base import Method
+from fscil.methods.represented import Represented
 from fscil.teachable.calibration import cross_validated
 from fscil.teachable.unknown import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
 
@@ -73,7 +74,7 @@ class Knowledge:
                 "labels": torch.cat([self.taught["labels"], task.labels[taught]]),
             }
 
-    def keep_thumbnails(self, task: Task, per_class: int, lesson: str) -> None:
+    def keep_thumbnails(self, task: Task, per_class: int) -> None:
         """Small copies of the first pictures of each class in a lesson, if that was chosen."""
         if not per_class or not self.method.features_fixed:
             return
@@ -82,8 +83,9 @@ class Knowledge:
         chosen = (rank < per_class).nonzero().squeeze(1)
         view = Pixels(task.images.store, Transform(THUMBNAIL, resize=THUMBNAIL), indices=task.images.indices[chosen])
         features = self.method.features(task.images)
+        lesson = 1 + max(map(int, self.thumbnails), default=0)  # not the number of versions: history can be dropped
         self.thumbnails = self.thumbnails | {
-            lesson: {
+            f"{lesson:04d}": {
                 "pixels": (view.plain() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous(),
                 "features": features[chosen.to(features.device)].cpu(),
                 "labels": labels[chosen].clone(),
@@ -129,10 +131,10 @@ class Knowledge:
             logits, scores = held, max_logit(held) if len(held) else torch.zeros(0)
         elif not len(held):
             logits, scores = torch.zeros(0, len(self.classes)), torch.zeros(0)
-        elif self.trained:
-            logits, scores = self.judge_features(held.to(self.method.runtime.device))
-        else:
+        elif isinstance(self.method, Represented) and not self.trained:
             logits, scores, labels = cross_validated(self.method, self.space, held, labels)
+        else:
+            logits, scores = self.judge_features(held.to(self.method.runtime.device))
         count, self.judged = len(labels), (logits.argmax(1), labels) if len(labels) else None
         rejects = count > 0 and (self.space is not None or not self.method.features_fixed)
         threshold = rejection_threshold(scores, false_rejection) if rejects else None
@@ -206,7 +208,8 @@ class Knowledge:
 
     def pictures_by_fingerprint(self) -> dict[int, set[Label]]:
         """The classes that each known picture was given as."""
-        names, known = self.names, {}
+        names = self.names
+        known: dict[int, set[Label]] = {}
         for fingerprint, number in self.fingerprints.tolist():
             known.setdefault(fingerprint, set()).add(names[number])
         return known
@@ -226,9 +229,7 @@ class Knowledge:
         """Everything learned, on the CPU, under unique names."""
         tensors = {f"method.{name}": tensor for name, tensor in self.method.state().items()}
         if self.space is not None:
-            tensors |= {f"known.{key}": value for key, value in vars(self.space).items() if isinstance(value, Tensor)}
-            for key in KnownSpace.NUMBERS:
-                tensors[f"known.{key}"] = torch.tensor([getattr(self.space, key)], dtype=torch.float64)
+            tensors |= {f"known.{key}": value for key, value in self.space.state().items()}
         tensors |= {f"held.{key}": value for key, value in self.held.items()}
         tensors |= {f"taught.{key}": value for key, value in self.taught.items()}
         for name, lesson in self.thumbnails.items():
@@ -252,14 +253,17 @@ class Knowledge:
                 groups[group][key] = tensor.clone()
         method.load_state(groups["method"])
         known = {key: value.to(method.runtime.device) for key, value in groups["known"].items()}
-        if known:
-            known |= {key: float(known[key]) for key in KnownSpace.NUMBERS}
-        space = KnownSpace(**known) if known else None
+        space = KnownSpace.restored(known) if known else None
         classes, calibration = [dict(info) for info in record["classes"]], dict(record["calibration"])
         parts = groups["held"], groups["taught"], thumbnails, tensors["fingerprints"].clone()
         knowledge = cls(method, trained, space, *parts, classes, calibration)
         if len(classes) != method.seen:
             raise ValueError(f"{len(classes)} class names for {method.seen} classes")
+        _check_rows(
+            "fingerprints", {"labels": knowledge.fingerprints[:, 1], "of": knowledge.fingerprints}, len(classes)
+        )
+        for name, rows in {"held": knowledge.held, "taught": knowledge.taught, **thumbnails}.items():
+            _check_rows(name, rows, len(classes))
         if method.features_fixed:  # shapes that do not fit one another show here, not at the first picture
             knowledge.judge_features(torch.zeros(1, method.feature_dim, device=method.runtime.device))
         return knowledge
@@ -296,6 +300,17 @@ def _describe_base(
 
 def _rate(scores: Tensor, threshold: float | None) -> float | None:
     return float((scores < threshold).double().mean()) if threshold is not None and len(scores) else None
+
+
+def _check_rows(name: str, rows: Mapping[str, Tensor], classes: int) -> None:
+    """Refuses rows that are not of one length, or whose labels number no class (−1: a forgotten one)."""
+    labels = rows["labels"]
+    if labels.dtype != torch.int64 or labels.ndim != 1 or {len(row) for row in rows.values()} != {len(labels)}:
+        raise ValueError(f'"{name}" has labels {labels.dtype} {tuple(labels.shape)} and other rows')
+    if len(labels) and not -1 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(f'"{name}" has labels from {labels.min()} to {labels.max()} for {classes} classes')
+    if rows.get("features", labels[:, None]).ndim != 2:
+        raise ValueError(f'"{name}" has features {tuple(rows["features"].shape)}')
 
 
 def _without_forgotten(rows: dict[str, Tensor]) -> dict[str, Tensor]:

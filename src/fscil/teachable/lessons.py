@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fscil.data import cache_dir
 from fscil.data.decode import SUFFIXES
 from fscil.data.pictures import Label, Pictures, label_name, listed, name_of, pair, read_pictures, repeated
@@ -26,11 +28,22 @@ def pictures_of(X: Any) -> Sequence[Any]:
 
 def labelled(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
     """(pictures, labels) of anything `fit` and `learn` take; a single name is the class of all pictures."""
-    X, y = _one_column(X, "X"), _one_column(y, "y")
+    X, y = _one_column(X, "X"), _names(_one_column(y, "y"))
     if isinstance(y, (str, int)) and not isinstance(y, bool):
         X = listed(X)
         y = [y] * len(X)
     return pair(X, y)
+
+
+def _names(y: Any) -> Any:
+    """Labels in a row: a column of them is taken for one, and numbers that measure something are refused."""
+    if hasattr(y, "__array__") and not hasattr(y, "__iter__"):
+        y = np.asarray(y)
+    if not isinstance(y, np.ndarray):
+        return y
+    if y.dtype.kind == "f" and not np.array_equal(y, np.floor(y)):
+        raise UserError(f"y is continuous ({y.ravel()[0]}, …), and classes have names or whole numbers.")
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
 def _one_column(table: Any, name: str) -> Any:
@@ -100,8 +113,8 @@ def read_lesson(
     keep, notes = repeated(pictures.fingerprints, labels, dict(known or {}))
     for text in notes:
         note(text)
-    once = dict(kept=keep, fingerprints=pictures.fingerprints[keep], names=[names[at] for at in keep])
-    return replace(pictures, **once), [labels[at] for at in keep]
+    once = replace(pictures, kept=keep, fingerprints=pictures.fingerprints[keep], names=[names[at] for at in keep])
+    return once, [labels[at] for at in keep]
 
 
 def _called(item: Any, position: int) -> str:

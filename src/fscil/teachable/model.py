@@ -1,9 +1,9 @@
 """A model that is trained once on the classes at hand and taught new ones from a few pictures each, for months.
 
 The methods do the learning; `knowledge.py` adds class names, a calibrated confidence and the answer "unknown",
-`recognition.py` answers, `versions.py` keeps what can be undone and saved; this file reads pictures, plans and teaches.
-`estimator.py` adds scikit-learn's manners; the commands do without them, because scikit-learn takes most of a second to
-import.
+`recognition.py` and `answering.py` answer, `versions.py` keeps what can be undone and saved; this file reads pictures,
+plans and teaches. `estimator.py` adds scikit-learn's manners; the commands do without them, because scikit-learn takes
+most of a second to import.
 """
 
 from __future__ import annotations
@@ -13,46 +13,48 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import torch
 
 from fscil import registry
 from fscil.backbones.vit import Backbone
 from fscil.data.pictures import Label
-from fscil.data.pixels import ImageStore, Pixels
+from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.methods.base import Method
 from fscil.methods.making import make_method
 from fscil.strict import build
+from fscil.teachable.answering import Answering
 from fscil.teachable.folder import BACKBONE, ModelFolder
 from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
-from fscil.teachable.lessons import fitting_labels, labelled, left_out, pictures_of, read_lesson
+from fscil.teachable.lessons import fitting_labels, labelled, left_out, read_lesson
 from fscil.teachable.names import check_class_names
 from fscil.teachable.planning import choose_held_out, fit_frozen, make_plan
-from fscil.teachable.recognition import Alike, Notice, Recogniser, Recognition
+from fscil.teachable.recognition import Notice
 from fscil.teachable.starting import (
     check_options,
     check_parameters,
     describe_backbone,
     open_backbone,
+    reopen_backbone,
     short_side,
     start_runtime,
     transform_for,
 )
 from fscil.teachable.versions import Versions
+from fscil.teachable.weights import check_named_weights, find_weights
 
 KEPT_PARAMETERS = ("held_out", "false_rejection", "unknown", "skip_bad", "thumbnails")
 
 
-class Teachable:
+class Teachable(Answering):
     """Everything `fscil.FewShotClassifier` does; see there for the parameters."""
 
     def __init__(
@@ -64,7 +66,7 @@ class Teachable:
         head: str | Mapping[str, Any] = "auto",
         train: str = "auto",
         options: Mapping[str, Any] | None = None,
-        transform: Mapping[str, Any] | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
         held_out: float = 0.1,
         false_rejection: float = 0.05,
         unknown: str | None = None,
@@ -81,7 +83,7 @@ class Teachable:
         self.head = head
         self.train = train
         self.options = options
-        self.transform = transform
+        self.preprocessing = preprocessing
         self.held_out = held_out
         self.false_rejection = false_rejection
         self.unknown = unknown
@@ -93,7 +95,7 @@ class Teachable:
         self.verbose = verbose
 
     # ---- learning -------------------------------------------------------------------------------------------------
-    def fit(self, X: Any, y: Any = None) -> Teachable:
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Learns the base classes."""
         check_parameters(self)
         self._versions = Versions()
@@ -103,12 +105,12 @@ class Teachable:
         for text in check_class_names(labels):
             self.note(text)
         self.runtime_ = start_runtime(self.device, self.precision, self.seed, self.verbose)
-        backbone = open_backbone(self.backbone, self.weights, (self.transform or {}).get("size"), self.runtime_)
-        transform = transform_for(backbone, self.transform)
+        backbone = open_backbone(self.backbone, self.weights, (self.preprocessing or {}).get("size"), self.runtime_)
+        transform = transform_for(backbone, self.preprocessing)
         pictures, labels = read_lesson(X, labels, short_side(transform), self.skip_bad, self.note)
         names = sorted(set(labels))
         if len(names) < 2:
-            raise UserError(f'fit needs pictures of at least two classes; all are of "{names[0]}".')
+            raise UserError(f'fit needs pictures of at least two classes; there is 1 class, "{names[0]}".')
         counts = Counter(labels)
         on_gpu = self.runtime_.device.type == "cuda"
         plan = make_plan(self.method, len(names), len(labels), self.train, self.head, self.options, on_gpu=on_gpu)
@@ -146,7 +148,7 @@ class Teachable:
                 self.config_["options"]["shrinkage"] = method.options.shrinkage
             kept = everything.select(held.nonzero().squeeze(1))
             knowledge = self.knowledge_ = Knowledge.of_base(method, plan.trains, task, kept, number[held])
-            knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
+            knowledge.keep_thumbnails(task, self.thumbnails)
             features = method.features(task.images) if method.features_fixed else None
         now = timestamp()
         knowledge.count(pictures.fingerprints, number, names, True, now)
@@ -154,7 +156,7 @@ class Teachable:
         note_lesson(self, features, task.labels, [pictures.names[at] for at in training.tolist()])
         return self
 
-    def learn(self, X: Any, y: Any = None, add: bool = False) -> Teachable:
+    def learn(self, X: Any, y: Any = None, add: bool = False) -> Self:
         """Learns new classes from a few pictures each; with `add`, pictures of known classes are added to theirs."""
         self.check_fitted()
         source, (X, labels) = X if y is None else None, labelled(X, y)
@@ -180,7 +182,7 @@ class Teachable:
             with knowledge.method.remembering():
                 knowledge.method.learn(task)
                 knowledge.describe_taught(task)
-                knowledge.keep_thumbnails(task, self.thumbnails, self._lesson())
+                knowledge.keep_thumbnails(task, self.thumbnails)
                 features = knowledge.method.features(pixels) if knowledge.method.features_fixed else None
             gained, now = Counter(labels), timestamp()
             knowledge.count(pictures.fingerprints, number, fresh, False, now)
@@ -188,7 +190,7 @@ class Teachable:
         note_lesson(self, features, number, pictures.names)
         return self
 
-    def forget(self, label: Label) -> Teachable:
+    def forget(self, label: Label) -> Self:
         """Removes one class. `undo` brings it back."""
         self.check_fitted()
         number = self.knowledge_.number(label)
@@ -199,7 +201,7 @@ class Teachable:
             self._finish("forget", {str(gone["name"]): gone["pictures"]}, timestamp())
         return self
 
-    def undo(self, steps: int = 1) -> Teachable:
+    def undo(self, steps: int = 1) -> Self:
         """Takes back the last `steps` changes, forgetting included."""
         self.check_fitted()
         possible = len(self._versions) - 1
@@ -209,7 +211,7 @@ class Teachable:
         self._restore()
         return self
 
-    def drop_history(self) -> Teachable:
+    def drop_history(self) -> Self:
         """Forgets how the model came to be: what was forgotten or undone is gone for good from the next `save` on."""
         self.check_fitted()
         record = self._versions.current.record
@@ -219,67 +221,6 @@ class Teachable:
         self._versions.start_anew({**record, "event": event}, self.knowledge_.tensors())
         return self
 
-    # ---- answers ----------------------------------------------------------------------------------------------------
-    def recogniser(self) -> Recogniser:
-        """What answers, on the present state of the model."""
-        self.check_fitted()
-        return Recogniser(self.knowledge_, self.transform_, self.short_side_, self.runtime_, self.seed)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Class names; with the parameter `unknown`, that answer for pictures of no known class."""
-        probabilities, rejected, _ = self.answers(X)
-        names = self.classes_[probabilities.argmax(1)]
-        return names if self.unknown is None else np.where(rejected, np.array(self.unknown), names.astype(str))
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Calibrated probabilities (n, classes), columns as in `classes_`."""
-        return self.answers(X)[0]
-
-    def is_unknown(self, X: Any) -> np.ndarray:
-        """Whether each picture is of no known class."""
-        return self.answers(X)[1]
-
-    def unknown_scores(self, X: Any) -> np.ndarray:
-        """How well each picture fits the known classes; below `calibration_["threshold"]` it is unknown."""
-        return self.answers(X)[2]
-
-    def answers(self, X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(probabilities, whether unknown, score of fit) of all pictures in one pass; unreadable ones are an error."""
-        _, answers = self.recogniser().readable(pictures_of(X))
-        return answers.probabilities.numpy(), answers.unknown.numpy(), answers.scores.numpy()
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Accuracy of `predict`."""
-        X, labels = labelled(X, y)
-        right = self.predict(X) == np.array(labels)
-        return float(np.average(right, weights=sample_weight))
-
-    def recognise(self, X: Any, top: int = 5, alike: int = 0) -> list[Recognition]:
-        """Label, confidence and best classes of each picture; unreadable ones say so instead of stopping the others.
-
-        With `alike`, so many kept pictures most like each come along, if small copies are kept.
-        """
-        return self.recogniser().recognise(pictures_of(X), top, alike)
-
-    def recognise_decoded(self, arrays: Sequence[np.ndarray], top: int = 5, alike: int = 0) -> list[Recognition]:
-        """`recognise` for pictures uint8 (height, width, 3) that are upright and reduced to `short_side_` already."""
-        recogniser = self.recogniser()
-        return recogniser.described(recogniser.answers(ImageStore.from_list(arrays), alike), top)
-
-    def embed(self, X: Any) -> np.ndarray:
-        """Features (n, d) of pictures under the trained backbone."""
-        recogniser = self.recogniser()
-        if not self.knowledge_.method.features_fixed:
-            raise UserError(f"method {self.config_['method']} has no features that stay as they are.")
-        return recogniser.features(pictures_of(X)).numpy()
-
-    def nearest_thumbnails(self, X: Any, count: int = 3) -> list[list[Alike]]:
-        """(class, cosine, small copy uint8) of the kept pictures most like each picture; empty if none were kept."""
-        self.check_fitted()
-        if not self.knowledge_.thumbnails:
-            return [[] for _ in pictures_of(X)]
-        return self.knowledge_.nearest_thumbnails(torch.from_numpy(self.embed(X)), count)
-
     # ---- files ------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike, embed: bool = False) -> Path:
         """Writes the model into a folder, or what is new in it into the folder it came from. Whole, or not at all.
@@ -287,10 +228,10 @@ class Teachable:
         The backbone is referred to by name and hash; `embed` puts its weights into the folder as well.
         """
         self.check_fitted()
-        self.config_ = self._versions.write(
+        self.config_, written = self._versions.write(
             path, self.config_, embed, lambda: self.backbone_.in_float32().vit.state_dict()
         )
-        return self.folder_.path
+        return written
 
     @classmethod
     def load(
@@ -302,7 +243,7 @@ class Teachable:
         weights: str | os.PathLike | None = None,
         backbone: Backbone | None = None,
         verbose: bool = False,
-    ) -> Teachable:
+    ) -> Self:
         """Opens a saved model, on any device. Every file's hash is checked; nothing in it is executed.
 
         `backbone` is one that is open already, on this device: several readers of one model share its weights.
@@ -327,23 +268,28 @@ class Teachable:
             clf.transform_ = build(Transform, config["transform"], "transform.")
         except (KeyError, TypeError) as error:
             raise UserError(f'"{folder.path / "model.json"}" is not the head of a model (lacks {error}).') from error
-        if backbone is None and weights is None and chosen["embedded"]:
-            weights = folder.checked(head, BACKBONE)
-        elif weights is None and chosen["weights"] and Path(chosen["weights"]).is_file():
-            weights = chosen["weights"]
         clf.runtime_ = start_runtime(device, precision, clf.seed, verbose)
-        clf.backbone_ = open_backbone(backbone or chosen["name"], weights, chosen["image_size"], clf.runtime_)
+        if backbone is not None:
+            clf.backbone_ = backbone.prepare(clf.runtime_)
+        else:
+            found = find_weights(folder, head, weights)
+            if weights is None and chosen["embedded"]:
+                folder.checked(head, BACKBONE)
+            elif weights is None and found is not None:
+                check_named_weights(found, chosen.get("weights_sha256"))
+            clf.backbone_ = reopen_backbone(chosen, found, clf.runtime_)
         if clf.backbone_.hash != chosen["hash"]:
+            once = f', from "{chosen["weights"]}"' if chosen["weights"] else ""
             raise UserError(
                 f'the weights of backbone "{chosen["name"]}" here have hash {clf.backbone_.hash}, the model was fitted '
-                f"on {chosen['hash']}; pass the same file with --weights."
+                f"on {chosen['hash']}{once}; pass the same file with --weights."
             )
         clf.config_, clf._versions = config, Versions()
         clf._versions.adopt(folder, head, tensors)
         clf._restore()
         return clf
 
-    def refresh(self) -> Teachable:
+    def refresh(self) -> Self:
         """Takes over what another process has taught the saved model since; cheap when nothing changed."""
         self.check_fitted()
         if self._versions.refresh():
@@ -351,7 +297,7 @@ class Teachable:
         return self
 
     @contextlib.contextmanager
-    def editing(self) -> Iterator[Teachable]:
+    def editing(self) -> Iterator[Self]:
         """Changes a saved model together with its folder: others wait, and a failure leaves both as they were.
 
         >>> with clf.editing(): clf.learn(pictures, names)  # doctest: +SKIP
@@ -369,46 +315,6 @@ class Teachable:
                 self._restore()
                 raise
 
-    @property
-    def classes_(self) -> np.ndarray:
-        self.check_fitted()
-        return np.array(self.knowledge_.names)
-
-    @property
-    def history_(self) -> list[dict[str, Any]]:
-        self.check_fitted()
-        return self._versions.events
-
-    @property
-    def folder_(self) -> ModelFolder | None:
-        """The folder it was saved to or loaded from."""
-        return self._versions.folder
-
-    @property
-    def class_info_(self) -> list[dict[str, Any]]:
-        """Name, number of pictures, whether it is a base class, and since when it is known, of each class."""
-        self.check_fitted()
-        return [dict(info) for info in self.knowledge_.classes]
-
-    @property
-    def calibration_(self) -> dict[str, Any]:
-        self.check_fitted()
-        return dict(self.knowledge_.calibration)
-
-    @property
-    def size_(self) -> int:
-        """Bytes of the saved model."""
-        head = self._versions.head
-        return head.bytes if head is not None else 0
-
-    @property
-    def short_side_(self) -> int:
-        """Pixels that the shorter side of a picture is reduced to before anything else."""
-        return short_side(self.transform_)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return bool(getattr(self, "_versions", None))
-
     # ---- small parts ------------------------------------------------------------------------------------------------
     def _new_method(self) -> Method:
         chosen = self.config_
@@ -422,18 +328,7 @@ class Teachable:
         if isinstance(source, (str, os.PathLike)) and (said := left_out(source)):
             self.note(said)
 
-    def check_fitted(self) -> None:
-        """Raises scikit-learn's NotFittedError before `fit` or `load`."""
-        if not self.__sklearn_is_fitted__():
-            from sklearn.exceptions import NotFittedError
-
-            raise NotFittedError("this model is not fitted yet; call fit, or open one with load.")
-
     # ---- versions ---------------------------------------------------------------------------------------------------
-    def _lesson(self) -> str:
-        """The name that the present lesson's thumbnails are kept under."""
-        return f"{len(self._versions) + 1:04d}"
-
     def _finish(self, action: str, classes: dict[str, int], when: str) -> None:
         """Calibrates and makes the present state a version."""
         knowledge = self.knowledge_

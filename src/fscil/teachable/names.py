@@ -10,9 +10,9 @@ import unicodedata
 from collections.abc import Iterable
 
 from fscil.errors import UserError
+from fscil.text import printable
 
 RESERVED = "unknown"  # the answer for pictures of no class
-BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # turn the writing of what follows
 UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
     chr(code) for code in range(0xFE00, 0xFE10)
 }  # and Cf
@@ -91,15 +91,3 @@ def skeleton(name: str) -> str:
     plain = unicodedata.normalize("NFKC", name)
     seen = (letter for letter in plain if letter not in UNSEEN and unicodedata.category(letter) != "Cf")
     return " ".join("".join(seen).split())
-
-
-def printable(text: object) -> str:
-    """Text as it can be shown on a terminal: what would be obeyed, turned or not encoded is escaped.
-
-    >>> printable("red\\x1b[31m"), printable("caf\\udce9"), printable("Möwe 鷺")
-    ('red\\\\x1b[31m', 'caf\\\\udce9', 'Möwe 鷺')
-    """
-    return "".join(
-        ascii(letter)[1:-1] if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") or letter in BIDI else letter
-        for letter in str(text)
-    )

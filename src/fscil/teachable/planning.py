@@ -12,6 +12,7 @@ from torch import Tensor
 from fscil import registry
 from fscil.backbones.lora import empty_lora
 from fscil.data.stream import Task
+from fscil.methods.base import Method
 from fscil.methods.families.adapter_sets import AdapterSets
 from fscil.methods.smp.method import SMP
 from fscil.runtime import Runtime
@@ -111,13 +112,14 @@ def choose_held_out(labels: Tensor, share: float, runtime: Runtime) -> Tensor:
     return held
 
 
-def fit_frozen(method: SMP, task: Task, choose_shrinkage: bool) -> None:
+def fit_frozen(method: Method, task: Task, choose_shrinkage: bool) -> None:
     """No adapters: statistics of the plain backbone's features alone, and from them the closed form's shrinkage."""
-    backbone, place = method.backbone, dict(device=method.runtime.device)
+    assert isinstance(method, SMP)  # a plan that neither trains nor names a head is one of SMP's configurations
+    backbone, device = method.backbone, method.runtime.device
     if choose_shrinkage and method.options.calibration == "closed_form":
         features = method.features(task.images)
         known = KnownSpace.of(features, task.labels.to(features.device), len(task.classes))
         method.options = replace(method.options, shrinkage=known.shrinkage)
         method.head = method.own_head()
-    rows = torch.zeros(1, len(task.classes), backbone.dim, **place)
-    method.adopt(AdapterSets(empty_lora(backbone.depth, backbone.dim, **place), rows, torch.ones(1, **place)), task)
+    rows, scales = torch.zeros(1, len(task.classes), backbone.dim, device=device), torch.ones(1, device=device)
+    method.adopt(AdapterSets(empty_lora(backbone.depth, backbone.dim, device=device), rows, scales), task)

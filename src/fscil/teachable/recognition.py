@@ -80,7 +80,8 @@ class Recogniser:
         knowledge, count = self.knowledge, len(store)
         if not count:
             return Answers(torch.zeros(0, len(knowledge.classes)), torch.zeros(0, dtype=torch.bool), torch.zeros(0), [])
-        pixels, nearest = self.pixels(store), [[] for _ in range(count)]
+        pixels = self.pixels(store)
+        nearest: list[list[Alike]] = [[] for _ in range(count)]
         if alike and knowledge.thumbnails:  # kept only where features stay fixed
             with torch.no_grad():
                 features = knowledge.method.features(pixels)
@@ -99,7 +100,9 @@ class Recogniser:
 
     def readable(self, X: Sequence[Any], skip_bad: bool = False) -> tuple[list[int], Answers]:
         """Positions of the pictures that can be read, and the answers; any other is an error unless `skip_bad`."""
-        kept, bad, parts = [], {}, [self.answers(ImageStore.from_list([]))]
+        kept: list[int] = []
+        bad: dict[int, str] = {}
+        parts = [self.answers(ImageStore.from_list([]))]
         for positions, unreadable, answers in self.batches(X):
             kept += positions
             bad |= unreadable

@@ -10,11 +10,11 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fscil.errors import UserError
 from fscil.files import atomic_path
-from fscil.teachable.names import printable
+from fscil.text import printable
 
 How = Literal["copy", "link", "move"]
 ANSWERS = "answers.csv"  # what was sorted, in the folder it was sorted into
@@ -76,7 +76,7 @@ class Sorted:
         return printable(file.resolve()) in self.done
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[csv.Writer]:
+    def writing(self) -> Iterator[Any]:
         """The table, to add lines to; each is on disk when the block ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh = not self.table.exists()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fscil import recipes, registry
-from fscil.backbones.loading import make_backbone
+from fscil.backbones.loading import make_backbone, plain_backbone
+from fscil.backbones.plain_vit import PlainShape, shape_of
 from fscil.backbones.vit import Backbone
 from fscil.config import TransformConfig
 from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
+from fscil.files import digest_file
+from fscil.registry import SHIPPED_BACKBONES
 from fscil.runtime import Runtime
 from fscil.strict import build
 from fscil.teachable.planning import FROZEN_OPTIONS
+from fscil.teachable.weights import fetched_weights
 
 if TYPE_CHECKING:
     from fscil.teachable.model import Teachable
@@ -68,10 +73,20 @@ def open_backbone(
     if isinstance(chosen, Backbone):
         return chosen.prepare(runtime)
     try:
-        backbone = make_backbone(chosen, weights, image_size)
+        backbone = make_backbone(chosen, Path(weights) if weights is not None else None, image_size)
     except FileNotFoundError as error:  # a backbone of the package whose weights are not there
         raise UserError(f'the weights of backbone "{chosen}" are missing ({error}); pass --weights FILE.') from error
     return backbone.prepare(runtime)
+
+
+def reopen_backbone(chosen: Mapping[str, Any], weights: Path | None, runtime: Runtime) -> Backbone:
+    """The backbone that a saved model describes; a plain ViT without timm, which takes longer to import than torch."""
+    name = chosen["name"]
+    if chosen.get("plain") and name not in SHIPPED_BACKBONES and (file := weights or fetched_weights(name)):
+        shape = build(PlainShape, chosen["plain"], "backbone.plain.")
+        with contextlib.suppress(UserError):  # positions of another size, say, which timm resamples
+            return plain_backbone(name, shape, file, chosen["mean"], chosen["std"]).prepare(runtime)
+    return open_backbone(name, weights, chosen["image_size"], runtime)
 
 
 def describe_backbone(backbone: Backbone, weights: str | os.PathLike | None) -> dict[str, Any]:
@@ -81,7 +96,11 @@ def describe_backbone(backbone: Backbone, weights: str | os.PathLike | None) -> 
         "hash": backbone.hash,
         "image_size": backbone.image_size,
         "weights": str(Path(weights).expanduser().resolve()) if weights is not None else None,
+        "weights_sha256": digest_file(Path(weights).expanduser()) if weights is not None else None,
         "embedded": False,
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+        "plain": shape.as_dict() if (shape := shape_of(backbone.vit)) else None,  # what opens it without timm
     }
 
 

@@ -15,6 +15,7 @@ often as one known from five hundred.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -48,6 +49,7 @@ class KnownSpace:
     background: float = DEFAULT_BACKGROUND  # w
     softness: float = 0.0  # temperature over the classes; 0: the best one alone
 
+    TENSORS: ClassVar[tuple[str, ...]] = ("means", "counts", "within", "centre", "total")
     NUMBERS: ClassVar[tuple[str, ...]] = ("shrinkage", "background", "softness")
 
     @classmethod
@@ -60,6 +62,18 @@ class KnownSpace:
         if shrinkage is None:
             shrinkage = max(DEFAULT_SHRINKAGE, oas_shrinkage(within, len(features) - classes))
         return cls(means, counts, within, centre, total, shrinkage)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything as tensors, for a file."""
+        tensors: dict[str, Tensor] = {key: getattr(self, key) for key in self.TENSORS}
+        numbers = {key: torch.tensor([getattr(self, key)], dtype=torch.float64) for key in self.NUMBERS}
+        return tensors | numbers
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Tensor]) -> KnownSpace:
+        """What `state` was made of."""
+        means, counts, within, centre, total = (state[key] for key in cls.TENSORS)
+        return cls(means, counts, within, centre, total, *(float(state[key]) for key in cls.NUMBERS))
 
     @property
     def has_spread(self) -> bool:

@@ -60,6 +60,12 @@ class Versions:
         self.items = []
         self.add(record, tensors)
 
+    def copies(self) -> list[Version]:
+        """All versions as if they had never been written, their tensors in memory."""
+        if self.folder is not None and self.head is not None:
+            return self.folder.copies(self.head, self.items)
+        return [Version(version.record, dict(version.tensors)) for version in self.items]
+
     # ---- the folder -------------------------------------------------------------------------------------------------
     def load_current(self) -> Version:
         """The present version with its tensors in memory."""
@@ -68,6 +74,10 @@ class Versions:
             assert self.folder is not None and self.head is not None  # what is not in memory was written by somebody
             version.tensors = self.folder.load(self.head, version)
         return version
+
+    def detach(self) -> None:
+        """Holds everything in memory and knows of no folder any more."""
+        self.items, self.folder, self.head = self.copies(), None, None
 
     def adopt(self, folder: ModelFolder, head: Head, tensors: dict[str, Tensor]) -> None:
         """Takes over the versions of a folder that was just opened."""
@@ -87,20 +97,23 @@ class Versions:
 
     def write(
         self, path: str | os.PathLike, config: dict[str, Any], embed: bool, weights: Callable[[], Mapping[str, Tensor]]
-    ) -> dict[str, Any]:
-        """Writes what is new into a folder, `weights()` of the backbone included if `embed`; returns its config."""
+    ) -> tuple[dict[str, Any], Path]:
+        """Writes what is new into a folder, `weights()` of the backbone included if `embed`; its config and path."""
         folder, versions = ModelFolder(Path(path)), self.items
         with folder.lock():
             same = self.folder is not None and folder.path.resolve() == self.folder.path.resolve()
-            if not same and self.folder is not None and self.head is not None:  # a copy: all versions come along
-                versions = self.folder.copies(self.head, self.items)
+            if not same and self.folder is not None:  # a copy: all versions come along
+                versions = self.copies()
             embedded = config["backbone"]["embedded"]
             fresh = embed and not embedded
             written = weights() if fresh or (embedded and not same) else None
             if fresh:
-                config = {**config, "backbone": {**config["backbone"], "embedded": True, "weights": None}}
+                config = {
+                    **config,
+                    "backbone": {**config["backbone"], "embedded": True, "weights": None, "weights_sha256": None},
+                }
             self.head = folder.write(config, versions, written, self.head if same else None)
             self.items, self.folder = versions, folder
         for version in self.items[:-1]:
             version.tensors = {}  # on disk; read again if an undo asks for them
-        return config
+        return config, folder.path

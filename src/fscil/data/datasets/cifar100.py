@@ -11,6 +11,7 @@ from fscil.data.datasets.common import Dataset, array_dataset, locate, no_split_
 from fscil.data.downloads import Archive
 from fscil.data.manifests import TEST, TRAIN, manifest_of_lists
 from fscil.errors import UserError
+from fscil.reading import read_text
 
 ARCHIVES = (
     Archive(
@@ -57,7 +58,7 @@ def _pixels(planes: np.ndarray) -> np.ndarray:
 
 
 def _read_binary(folder: Path) -> Content:
-    class_names = (folder / "fine_label_names.txt").read_text().split()
+    class_names = read_text(folder / "fine_label_names.txt").split()
     images, labels = {}, {}
     for split in (TRAIN, TEST):
         path = folder / f"{split}.bin"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +17,11 @@ import numpy as np
 from fscil.config import DataConfig
 from fscil.data import cache_dir
 from fscil.data.downloads import Archive, fetch, unpack, verify
-from fscil.data.manifests import TEST, TRAIN, Manifest, manifest_of_lists
+from fscil.data.manifests import TEST, TRAIN, Manifest, manifest_of_lists, stratified_split
 from fscil.errors import UserError, nearest
+from fscil.reading import read_text
 from fscil.registry import dataset_entry, load_target
+from fscil.text import file_name
 
 if TYPE_CHECKING:
     from fscil.data.pixels import ImageStore
@@ -57,7 +61,8 @@ def load_dataset(name: str, config: DataConfig) -> Dataset:
     >>> load_dataset("glyphs", DataConfig()).manifest.class_names[:1]
     ('U+A786 LATIN CAPITAL LETTER INSULAR T',)
     """
-    dataset: Dataset = load_target(dataset_entry(name).target)(config)
+    load = load_target(dataset_entry(name).target)
+    dataset: Dataset = load(config, name.partition(":")[2]) if ":" in name else load(config)
     return dataset
 
 
@@ -84,11 +89,95 @@ def file_dataset(manifest: Manifest, root: Path, config: DataConfig, base: int, 
         # The manifest names the images; their sizes and times tell whether a file has changed since it was decoded.
         key = json.dumps([str(root.resolve()), list(positions), [_stamp(file) for file in files]])
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-        cache = cache_dir() / "pixels" / f"{manifest.dataset}-{manifest.short_hash}-{config.store}-{digest}"
+        cache = _pixel_cache(manifest, config, digest)
         store, kept = decode_store(files, cache, short_side=config.short_side, skip_bad=config.skip_bad, names=names)
         return store, [positions[row] for row in kept]
 
     return Dataset(manifest, base, way, shots, read)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A named part of a library's dataset (its "train", its "test"): labels at once, pictures one at a time."""
+
+    name: str
+    labels: Sequence[int]
+    picture: Callable[[int, int | None], np.ndarray]  # (number, short side) -> uint8 (height, width, 3)
+
+
+def parts_dataset(
+    name: str, class_names: Sequence[str], parts: Sequence[Sequence[Part]], config: DataConfig, identity: str
+) -> Dataset:
+    """A dataset of the parts that train and the parts that test; without the latter, the split is stratified.
+
+    An image is called "part/number". `identity` tells whether pictures have changed since they were decoded.
+    """
+    train, test = (
+        [(f"{part.name}/{at}", label) for part in side for at, label in enumerate(part.labels)] for side in parts
+    )
+    if test:
+        split = "/".join("+".join(part.name for part in side) for side in parts)
+        manifest = manifest_of_lists(name, split, class_names, train, test)
+    else:
+        by_class: dict[str, list[str]] = {}
+        for image, label in train:
+            by_class.setdefault(class_names[label], []).append(image)
+        manifest = stratified_split(name, by_class, config.test_fraction)
+    picture_of = {part.name: part.picture for side in parts for part in side}
+
+    def decode(image: str, short_side: int | None) -> np.ndarray:
+        part, _, number = image.rpartition("/")
+        return picture_of[part](int(number), short_side)
+
+    def read(positions: Sequence[int]) -> tuple[ImageStore, list[int]]:
+        from fscil.data.decode import decode_store
+
+        names = [str(manifest.entries[position].image) for position in positions]
+        digest = hashlib.sha256(json.dumps([identity, list(positions)]).encode()).hexdigest()[:12]
+        cache = _pixel_cache(manifest, config, digest)
+        store, kept = decode_store(
+            names, cache, short_side=config.short_side, skip_bad=config.skip_bad, names=names, decode=decode
+        )
+        return store, [positions[row] for row in kept]
+
+    return Dataset(manifest, *usual_protocol(len(class_names)), 5, read)
+
+
+def part_names(name: str, config: DataConfig, train: str, test: str | None) -> list[list[str]]:
+    """Names of the parts that train and of those that test: the usual ones, or `data.split=A+B/C`."""
+    if config.split_file:
+        raise UserError(f"dataset {name} brings its own split: leave split_file out")
+    if config.split is None:
+        return [[train], [test] if test else []]
+    sides = [[part for part in side.split("+") if part] for side in config.split.split("/")]
+    if len(sides) != 2 or not all(sides):
+        raise UserError(f'data.split "{config.split}": write it as TRAIN/TEST, for example train+val/test')
+    return sides
+
+
+def usual_protocol(classes: int) -> tuple[int, int]:
+    """(base, way) where nobody says: most classes first, as in the published protocols, then five at a time.
+
+    >>> usual_protocol(100), usual_protocol(7)
+    ((60, 5), (5, 2))
+    """
+    base = math.ceil(0.6 * classes)
+    return base, max(1, min(5, classes - base))
+
+
+def place_of(name: str, config: DataConfig) -> Path:
+    """Where a dataset lies, or is put: --data-root, or its folder in the cache."""
+    return Path(config.root).expanduser() if config.root else cache_dir() / "datasets" / file_name(name)
+
+
+def may_fetch(config: DataConfig) -> bool:
+    """Into the cache unless forbidden, into a folder of the user's only when asked to."""
+    return config.download if config.download is not None else not config.root
+
+
+def _pixel_cache(manifest: Manifest, config: DataConfig, digest: str) -> Path:
+    name = f"{file_name(manifest.dataset)}-{manifest.short_hash}-{config.store}-{digest}"
+    return cache_dir() / "pixels" / name
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -109,7 +198,7 @@ def locate(
     expected: str,
 ) -> Path:
     """The dataset's folder: `root` or one of the folders `inside` it; else an archive there is unpacked, or fetched."""
-    root = Path(config.root).expanduser() if config.root else cache_dir() / "datasets" / name
+    root = place_of(name, config)
 
     def found() -> Path | None:
         return next((root / part for part in inside if is_here(root / part)), None)
@@ -120,7 +209,7 @@ def locate(
     what_to_do = f'put into "{root}" (or into another folder, named with --data-root): {expected}'
     if local:
         unpack(verify(root / local.file, local), root)
-    elif archives and (config.download or (config.download is None and not config.root)):
+    elif archives and may_fetch(config):
         try:
             archive = fetch(archives[0], root)
         except UserError as error:
@@ -200,12 +289,10 @@ def pack_manifest(dataset: str, root: Path) -> Manifest:
 def csv_rows(path: Path, columns: int, headers: Sequence[str]) -> list[tuple[str, ...]]:
     """Rows with at least `columns` cells, stripped, without a header whose first cell is one of `headers`."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [
-                tuple(cell.strip() for cell in row) for row in csv.reader(file) if any(cell.strip() for cell in row)
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f'cannot read "{path}": {getattr(error, "strerror", None) or error}') from error
+        lines = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""))
+        rows = [tuple(cell.strip() for cell in row) for row in lines if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise UserError(f'cannot read "{path}": {error}') from error
     rows = rows[1:] if rows and rows[0][0].lower() in headers else rows
     short = next((row for row in rows if len(row) < columns or not all(row[:columns])), None)
     if short is not None or not rows:

@@ -18,6 +18,7 @@ from fscil.data.datasets.common import (
 from fscil.data.downloads import Archive
 from fscil.data.manifests import stratified_split
 from fscil.errors import UserError
+from fscil.reading import read_text
 
 ARCHIVE = Archive(
     "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
@@ -66,8 +67,8 @@ def cub200(config: DataConfig) -> Dataset:
 def _numbered(path: Path) -> dict[str, str]:
     """The lines "<number> <value>" of CUB's text files."""
     try:
-        return dict(line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    except OSError as error:
-        raise UserError(f'cannot read "{path}": {error.strerror or error}') from error
+        return dict(line.split(maxsplit=1) for line in read_text(path).splitlines() if line.strip())
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f'"{path}" is damaged: a line is not "<number> <value>"') from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from fscil.config import DataConfig
@@ -16,6 +15,7 @@ from fscil.data.datasets.common import (
     manifest_by,
     pack_manifest,
     saved_split,
+    usual_protocol,
 )
 from fscil.data.manifests import TEST, TRAIN, Manifest, stratified_split
 from fscil.data.pictures import folders_in
@@ -45,9 +45,7 @@ def folder(config: DataConfig) -> Dataset:
         if not by_class:
             raise UserError(f'--data-root "{root}" holds no class folders with images')
         manifest = stratified_split("folder", by_class, config.test_fraction)
-    classes = len(manifest.class_names)
-    base = math.ceil(0.6 * classes)  # of the published protocols' order, where nothing is said
-    return file_dataset(manifest, root, config, base=base, way=max(1, min(5, classes - base)))
+    return file_dataset(manifest, root, config, *usual_protocol(len(manifest.class_names)))
 
 
 def _csv_manifest(path: Path, config: DataConfig) -> Manifest:

@@ -6,8 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import yaml
+from typing import TypedDict
 
 from fscil.config import DataConfig
 from fscil.data.datasets.common import (
@@ -25,11 +24,18 @@ from fscil.data.downloads import Archive
 from fscil.data.manifests import TEST, TRAIN, Manifest, stratified_split
 from fscil.data.pictures import folders_in
 from fscil.errors import UserError
+from fscil.reading import read_yaml
+from fscil.strict import conform
 
+LISTS_AT_MOST = 16 * 2**20  # bytes of a list of images
 ARCHIVE = Archive(
     "https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar", "imagenet-r.tar", "a61312130a589d0ca1a8fca1f2bd3337"
 )
 WORDNET_ID = re.compile(r"n\d{8}")
+
+
+class _Lists(TypedDict):
+    data: list[str]
 
 
 def imagenet_r(config: DataConfig) -> Dataset:
@@ -87,13 +93,11 @@ def read_coda_lists(split_file: str | os.PathLike[str]) -> dict[str, list[str]]:
     lists = {}
     for split, path in files.items():
         try:
-            content = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-            lists[split] = ["/".join(str(line).split("/")[-2:]) for line in content["data"]]
-        except OSError as error:
-            raise UserError(f'split_file: cannot read "{path}": {error.strerror or error}') from error
-        except (yaml.YAMLError, KeyError, TypeError) as error:
+            content = conform(read_yaml(path, LISTS_AT_MOST), _Lists, path)
+            lists[split] = ["/".join(line.split("/")[-2:]) for line in content["data"]]
+        except UserError as error:
             raise UserError(
-                f'split_file "{path}" is not a CODA list: a yaml file with the entry "data", a list of paths'
+                f'split_file "{path}" is not a CODA list, a yaml file with the entry "data", a list of paths: {error}'
             ) from error
     return lists
 

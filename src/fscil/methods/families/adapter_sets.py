@@ -77,8 +77,8 @@ def train_adapter_sets(
     """
     keys = [_shelf_key(backbone, task, spec, rank, init, schedule, runtime) for spec in specs]
     with runtime.shelf.reserve(keys):
-        found = [runtime.shelf.get(key) for key in keys]
-        missing = [i for i, tensors in enumerate(found) if tensors is None]
+        found = _found(runtime, keys)
+        missing = [i for i in range(len(keys)) if i not in found]
         for group in [missing] if joint else [[i] for i in missing]:
             if group:
                 trained = _train(backbone, task, [specs[i] for i in group], rank, init, schedule, runtime)
@@ -91,7 +91,8 @@ def train_adapter_sets(
                         "scale": trained.scales[place],
                     }
                     runtime.shelf.put(keys[i], found[i])
-    stack = {name: [tensors[name].to(runtime.device) for tensors in found] for name in ("A", "B", "rows", "scale")}
+    names, sets = ("A", "B", "rows", "scale"), [found[i] for i in range(len(keys))]
+    stack = {name: [tensors[name].to(runtime.device) for tensors in sets] for name in names}
     lora = LoRA(torch.stack(stack["A"], 1).detach(), torch.stack(stack["B"], 1).detach()).requires_grad_(False)
     return AdapterSets(lora, torch.stack(stack["rows"]), torch.stack(stack["scale"]))
 
@@ -209,8 +210,8 @@ def fisher_norms(
             }
         )
     with runtime.shelf.reserve(keys):
-        found = [runtime.shelf.get(key) for key in keys]
-        missing = [number for number, tensors in enumerate(found) if tensors is None]
+        found = _found(runtime, keys)
+        missing = [number for number in range(len(keys)) if number not in found]
         if missing:
             computed = fisher_maths.block_norms(
                 fisher_information(backbone, streams.select(*missing), task, batch_size, form, runtime)
@@ -218,7 +219,13 @@ def fisher_norms(
             for place, number in enumerate(missing):
                 found[number] = {"norms": computed[:, place]}
                 runtime.shelf.put(keys[number], found[number])
-    return torch.stack([tensors["norms"].to(runtime.device) for tensors in found], 1)
+    return torch.stack([found[number]["norms"].to(runtime.device) for number in range(len(keys))], 1)
+
+
+def _found(runtime: Runtime, keys: Sequence[dict[str, Any]]) -> dict[int, dict[str, Tensor]]:
+    """What the shelf has of these parts, by their place among the keys."""
+    parts = {number: runtime.shelf.get(key) for number, key in enumerate(keys)}
+    return {number: tensors for number, tensors in parts.items() if tensors is not None}
 
 
 def _data_key(backbone: Backbone, task: Task) -> dict[str, str]:

@@ -42,16 +42,18 @@ class AdapterOptions:
 class AdapterMethod(Method):
     """One frozen LoRA set after the base task, and a prototype (mean feature, plain images) for every class."""
 
-    Options: type = AdapterOptions
+    Options = AdapterOptions
     features_fixed = True
+    prototypes: Tensor  # (seen, d) raw means
+    base_count: Tensor
 
     def __init__(self, backbone: Backbone, options: Any, runtime: Runtime):
         super().__init__(backbone, options, runtime)
         depth, dim = backbone.depth, backbone.dim
-        self.wide = torch.float64 if runtime.dtype == torch.float64 else torch.float32
-        self.place = dict(device=runtime.device, dtype=self.wide)
+        self.place = runtime.place
+        self.wide = self.place["dtype"]
         self.lora = empty_lora(depth, dim, **self.place)
-        self.register_buffer("prototypes", torch.zeros(0, dim, **self.place))  # raw means (seen, d)
+        self.register_buffer("prototypes", torch.zeros(0, dim, **self.place))
         self.register_buffer("base_count", torch.zeros((), dtype=torch.int64))
 
     @property

@@ -16,7 +16,7 @@ from fscil.backbones.vit import Backbone
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.methods.base import Method
 from fscil.methods.sizes import Sizes
-from fscil.runtime import Runtime
+from fscil.runtime import Place, Runtime
 
 
 def herding(features: Tensor, count: int) -> Tensor:
@@ -38,10 +38,14 @@ def herding(features: Tensor, count: int) -> Tensor:
 class Exemplars(nn.Module):
     """Images kept for replay, as uint8 in buffers: class by class in order of arrival, each class in herding order."""
 
+    flat: Tensor  # uint8 pixels of all images
+    sizes: Tensor  # (n, 2): height, width
+    labels: Tensor  # (n,)
+
     def __init__(self, device: torch.device):
         super().__init__()
-        self.register_buffer("flat", torch.zeros(0, dtype=torch.uint8, device=device))  # pixels of all images
-        self.register_buffer("sizes", torch.zeros(0, 2, dtype=torch.int64, device=device))  # (n, 2): height, width
+        self.register_buffer("flat", torch.zeros(0, dtype=torch.uint8, device=device))
+        self.register_buffer("sizes", torch.zeros(0, 2, dtype=torch.int64, device=device))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.int64, device=device))
 
     def __len__(self) -> int:
@@ -100,12 +104,12 @@ class ExemplarMethod(Method):
     def __init__(self, backbone: Backbone, options: Any, runtime: Runtime):
         super().__init__(backbone, options, runtime)
         self.network = backbone.trainable_copy()
-        self.place = dict(device=runtime.device, dtype=self.network.dtype)
+        self.place: Place = {"device": runtime.device, "dtype": self.network.dtype}
         self.head_weight = nn.Parameter(torch.zeros(0, backbone.dim, **self.place))
         self.head_bias = nn.Parameter(torch.zeros(0, **self.place))
         self.memory = Exemplars(runtime.device)
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager[None]:
         """bf16 products on fp32 weights where a run computes in bf16; no cached casts, as steps may be captured."""
         wanted = self.runtime.dtype == torch.bfloat16
         return torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=wanted, cache_enabled=False)
@@ -155,7 +159,7 @@ class ExemplarMethod(Method):
 
 
 def fresh_linear(
-    rows: int, columns: int, runtime: Runtime, place: dict[str, Any], *key: str | int
+    rows: int, columns: int, runtime: Runtime, place: Place, *key: str | int
 ) -> tuple[nn.Parameter, nn.Parameter]:
     """Weight and bias of a linear head: Kaiming-uniform for a linear unit, U(−√(3/d), √(3/d)), and zero."""
     draws = torch.rand(rows, columns, generator=runtime.generator(*key, rows), dtype=torch.float64) * 2 - 1

@@ -59,11 +59,14 @@ class FrozenFeatures:
     def __call__(self, images: Pixels) -> Tensor:
         """Rows (n, d) of the images of a view."""
         key, backbone = (images.store.fingerprint, repr(images.transform)), self.method.backbone
-        rows, known = self._kept.pop(key, (None, torch.zeros(len(images.store), dtype=torch.bool)))
+        kept = self._kept.pop(key, None)
+        known = torch.zeros(len(images.store), dtype=torch.bool) if kept is None else kept[1]
         missing = (~known[images.indices]).nonzero().squeeze(1)
-        if len(missing):
+        if kept is not None and not len(missing):
+            rows = kept[0]
+        else:
             fresh = self.method.extract(images.select(missing), backbone, "prompt-free features")
-            rows = fresh.new_zeros(len(images.store), fresh.shape[1]) if rows is None else rows
+            rows = fresh.new_zeros(len(images.store), fresh.shape[1]) if kept is None else kept[0]
             rows[images.indices[missing].to(rows.device)] = fresh
             known[images.indices[missing]] = True
         self._kept[key] = (rows, known)
@@ -76,15 +79,15 @@ class Prompted(Method):
     """Base of the prompt methods; a subclass holds prompts and says how a query turns tokens into a feature."""
 
     Options = PromptedOptions
+    means: Tensor  # (seen, d) class means, of the + forms
 
     def __init__(self, backbone: Backbone, options: PromptedOptions, runtime: Runtime):
         super().__init__(backbone, options, runtime)
         self.features_fixed = options.prototypes
         self.query_features = FrozenFeatures(self)
-        wide = torch.float64 if runtime.dtype == torch.float64 else torch.float32
-        rows = torch.zeros(0, backbone.dim, device=runtime.device, dtype=wide)
+        rows = torch.zeros(0, backbone.dim, **runtime.place)
         self.head_rows, self.head_bias = nn.Parameter(rows), nn.Parameter(rows[:, 0].clone())
-        self.register_buffer("means", rows.clone())  # class means (C, d), of the + forms
+        self.register_buffer("means", rows.clone())
 
     # ---- what a subclass gives ----
     def open_task(self, task: int) -> None:

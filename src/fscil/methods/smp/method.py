@@ -159,13 +159,13 @@ class SMP(Represented):
         """MPCC, or what `calibration` names, with the options that are written down for it here."""
         o, dim = self.options, self.feature_dim
         if o.calibration == "closed_form":
-            chosen = ClosedFormOptions(
+            closed = ClosedFormOptions(
                 shrinkage=o.shrinkage,
                 correction=o.correction,
                 views=o.closed_form_views,
                 features=o.closed_form_features,
             )
-            return ClosedForm(dim, chosen, self.runtime)
+            return ClosedForm(dim, closed, self.runtime)
         shared = dict(scale=o.calibration_scale, rows=o.rows, prototype_views=o.prototype_views)
         if o.calibration == "prototypes":
             return Prototypes(dim, PrototypeOptions(**shared), self.runtime)
@@ -173,7 +173,7 @@ class SMP(Represented):
             "momentum weight_decay features_per_class real_features views density_filter second_centre borrow_from "
             "initial_classifier covariance covariance_eps covariance_form"
         )
-        chosen = MPCCOptions(
+        mpcc = MPCCOptions(
             margin=o.margin if o.calibration_margin is None else o.calibration_margin,
             epochs=o.calibration_epochs,
             lr=o.calibration_lr,
@@ -181,7 +181,7 @@ class SMP(Represented):
             **shared,
             **{name: getattr(o, name) for name in same.split()},
         )
-        return MPCC(dim, chosen, self.runtime)
+        return MPCC(dim, mpcc, self.runtime)
 
     def forget(self, label: int) -> None:
         super().forget(label)

@@ -10,12 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from fscil.backbones.lora import LoRA
 from fscil.errors import UserError
 from fscil.files import atomic_write, write_json
-from fscil.heads.base import Linear
 from fscil.methods.represented import Represented
 from fscil.teachable.model import Teachable
 
@@ -34,31 +33,44 @@ def folded_weights(clf: Teachable) -> dict[str, Tensor]:
     return tensors
 
 
-def classifier(clf: Teachable) -> Linear:
-    """The head as a linear layer, in float64: on features (closed form) or on their directions (cosine)."""
-    method = represented(clf)
-    linear = method.head.linear()
-    if linear is None:
+def scorer(clf: Teachable) -> nn.Module:
+    """The head as a module of matrix products, in float64."""
+    head = represented(clf).head
+    module = head.scorer()
+    if module is None:
         raise UserError(
-            f"the scores of head {type(method.head).__name__} are not linear in the features, so it cannot be "
-            "exported; heads that can: prototypes, mpcc, closed_form."
+            f"head {type(head).__name__} cannot be exported: its scores are no matrix products of the features; heads "
+            "that can: prototypes, mpcc, closed_form, slca."
         )
-    return linear
+    return module
 
 
 def linear_head(clf: Teachable) -> tuple[Tensor, Tensor]:
-    """The classifier as a linear layer on raw features, temperature included."""
-    weight, bias, _ = classifier(clf)
+    """The classifier as a linear layer on raw features, temperature included: the same best class, and the same
+    probabilities unless the scores are cosines."""
+    method = represented(clf)
+    linear = method.head.linear()
+    # the length of a feature changes no order of cosines, but does where something is added to them
+    of_directions = method.unit_spaces is not None or (linear is not None and linear.unit)
+    if linear is None or (of_directions and bool((linear.biases != 0).any())):
+        raise UserError(
+            f"the scores of method {clf.config_['method']} with head {type(method.head).__name__} are not linear in "
+            "the features of a ViT, so they are no layer on top of one; export to onnx."
+        )
     temperature = clf.calibration_["temperature"]
-    return (weight / temperature).float(), (bias / temperature).float()
+    return (linear.weights / temperature).float(), (linear.biases / temperature).float()
 
 
 def adapters_of(clf: Teachable) -> LoRA:
-    """The adapters that make the plain ViT give the model's features."""
-    lora = represented(clf).plain_adapters
-    if lora is None:
+    """The adapters that make the plain ViT give the model's features, but for their length where that is one."""
+    method = represented(clf)
+    lora = method.plain_adapters if method.unit_spaces is None else method.unit_spaces
+    if lora is None or lora.sets > 1:
         raise UserError(
-            f"method {clf.config_['method']} cannot be exported: its features are not those of one pass of a ViT."
+            f"method {clf.config_['method']} has features of more than one pass of a ViT, and those of {lora.sets} "
+            "sets of adapters make no plain one; export to onnx."
+            if lora is not None
+            else f"method {clf.config_['method']} cannot be exported: its features are not those of a ViT's pass."
         )
     return lora
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,21 @@ def _attention_names() -> list[Callable[[int], str]]:
         from transformers import ViTConfig, ViTModel
     except ImportError as error:
         raise UserError("exporting to peft needs transformers: pip install fscil[export]") from error
-    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8)
-    tiny = ViTModel(ViTConfig(patch_size=8, **sizes), add_pooling_layer=False)
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=8
+    )
+    tiny = ViTModel(config, add_pooling_layer=False)
     modules = [name for name, _ in tiny.named_modules()]
     found = [next(m for m in modules if m.endswith(ends)) for ends in ((".key", ".k_proj"), (".value", ".v_proj"))]
-    return [lambda block, name=name: name.replace(".0.", f".{block}.", 1) for name in found]
+    return [partial(_of_block, name) for name in found]
 
 
-def _plain_vit(backbone: Backbone) -> nn.Module:
+def _of_block(name: str, block: int) -> str:
+    """A name in the first block as it is in another."""
+    return name.replace(".0.", f".{block}.", 1)
+
+
+def _plain_vit(backbone: Backbone) -> Any:
     """The timm model, if Hugging Face's ViT computes the same."""
     vit = backbone.in_float32().vit
     block = vit.blocks[0]
@@ -95,7 +103,7 @@ def _plain_vit(backbone: Backbone) -> nn.Module:
     return vit
 
 
-def _huggingface_config(vit: nn.Module) -> dict[str, Any]:
+def _huggingface_config(vit: Any) -> dict[str, Any]:
     block = vit.blocks[0]
     return {
         "architectures": ["ViTModel"],

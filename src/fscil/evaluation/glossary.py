@@ -1,0 +1,45 @@
+"""What the columns of tables mean, in a sentence each. docs/metrics.md has the formulas and a worked example."""
+
+from __future__ import annotations
+
+import re
+
+WHERE = "What the columns mean: `fscil list metrics`."  # below tables that leave the terminal
+
+GLOSSARY: dict[str, str] = {  # by the title of a column
+    "A_t": "Accuracy after task t, in percent of the test images of all classes seen so far; t = 0 is the base task.",
+    "A_0": "Accuracy after the base task.",
+    "A_final": "Accuracy after the last task, on the test images of all classes.",
+    "A_avg": "Mean of A_0, A_1, … after every task.",
+    "PD": "Performance drop: A_0 − A_final.",
+    "Accuracy": "Percent of the test images of all classes seen so far whose best class is right: A_t.",
+    "Top-5": "Percent of these images whose class is among the five best.",
+    "Base": "Accuracy on test images of base classes, with all classes seen to choose from.",
+    "New": "Accuracy on test images of the classes that came after the base task, all of them together.",
+    "HAcc": "Harmonic mean 2·Base·New / (Base + New): low where either is low. As in the paper's code, base and new "
+    "accuracy are averaged over groups of as many classes as a task brings; `class` and `sample` average otherwise.",
+    "FNR": "False negative rate: percent of base images that are taken for any new class.",
+    "FPR": "False positive rate: percent of new images that are taken for any base class.",
+    "Forgetting": "How far each task but the last fell from its best accuracy before the last session, on average; "
+    "negative where tasks improved.",
+    "Trainable": "Numbers that the method trains.",
+    "Stored images": "Training images that the method keeps for later tasks.",
+    "Minutes": "Time of all tasks, evaluation included; parts that another run had trained are not counted.",
+    "Seconds": "The same in seconds.",
+    "Passes": "Images that a run sends through the backbone, in forward passes; a training pass counts as 2.3.",
+}
+
+
+def entry_of(title: str) -> str | None:
+    """The entry that explains a column of this title; None where there is none.
+
+    >>> entry_of("HAcc (class)"), entry_of("A_final (paper)"), entry_of("8"), entry_of("Common seeds")
+    ('HAcc', 'A_final', 'A_t', None)
+    """
+    name = re.sub(r" \(.*\)$", "", title)
+    return "A_t" if name.isdigit() else name if name in GLOSSARY else None
+
+
+def anchor(entry: str) -> str:
+    """Where an entry stands on a page."""
+    return "metric-" + entry.lower().replace(" ", "-")
