@@ -63,9 +63,9 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
         assert loaded == [], f"{page.name} loads {loaded}"
 
 
+@pytest.mark.extra("docs")
 def test_pages_of_the_repository_are_linked_as_pages():
     """What `scripts/docs_hooks.py` does to links, case by case."""
-    pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "scripts" / "docs_hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)

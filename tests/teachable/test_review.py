@@ -60,13 +60,14 @@ def test_swapped_odd_and_doubled_pictures_are_found_worst_first(model):
     given = list(labels)
     given[3] = "class 2"  # is of class 0
     images[12] = np.random.default_rng(0).integers(0, 255, (48, 48, 3)).astype(np.uint8)
-    images[20] = np.clip(images[21].astype(int) + 1, 0, 255).astype(np.uint8)
+    images[20] = images[21].copy()
+    images[20][0, 0, 0] ^= 1  # nearly the same: one level of one pixel
     found, names = review(model, images, given)
     by_position = {finding.position: finding for finding in found}
     assert by_position[3].kind == "other class" and names[by_position[3].looks_like] == "class 0"
     assert by_position[3].doubt > 0.9 and by_position[12].kind == "odd"
     assert by_position[21].kind == "twin" and by_position[21].twin == 20
-    assert {position for position, finding in by_position.items() if finding.kind != "odd"} == {3, 21}
+    assert {finding.position for finding in found if finding.kind != "odd"} == {3, 21}
     assert [finding.doubt for finding in found] == sorted((finding.doubt for finding in found), reverse=True)
 
 

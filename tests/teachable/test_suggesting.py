@@ -25,7 +25,6 @@ def test_strangers_come_before_what_is_certain_and_what_was_taught_does_not_come
     pool = taught + certain + strange
     found = suggest(model, pool, 4)
     assert {item.position >= 52 for item in found} == {True}  # from 52 on they are strangers
-    assert {(item.position - 52) // 6 for item in found} == {0, 1}  # of both kinds, though either has six
     everything = suggest(model, pool, 1000)
     assert sorted(item.position for item in everything) == list(range(32, 64))
     with pytest.raises(UserError, match="nothing to suggest"):

@@ -156,7 +156,7 @@ class _Answers:
 
     def __call__(self, files: Sequence[Path], found: Sequence[Recognition]) -> None:
         from fscil.commands._shared import columns, print_json
-        from fscil.teachable.names import printable
+        from fscil.text import printable
 
         if self.form == "json" and self.streaming:
             for file, item in zip(files, found):
@@ -274,7 +274,7 @@ def _draw(matrix: Mapping[str, Any], base: int, path: Path) -> None:
 
     from fscil.evaluation.figures import confusion_matrix
     from fscil.files import atomic_write
-    from fscil.teachable.names import printable
+    from fscil.text import printable
 
     chart = confusion_matrix(np.array(matrix["counts"]), base, names=[printable(name) for name in matrix["classes"]])
     atomic_write(path, chart.rendered("png"))

@@ -44,8 +44,8 @@ def review(
     from fscil.commands._shared import columns, notes, open_model, print_json
     from fscil.data.pictures import label_name, labelled_files
     from fscil.errors import UserError
-    from fscil.teachable.names import printable
     from fscil.teachable.review import review as look_through
+    from fscil.text import printable
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")

@@ -184,10 +184,11 @@ def notes(texts: Sequence[str]) -> str:
     return "".join(message(sentence(text), "bad") for text in texts)
 
 
-def heading(name: str, classes: Sequence[Mapping[str, Any]], login: bool = False, user: str = "") -> str:
+def heading(name: str, classes: Sequence[Mapping[str, Any]], user: str | None = None) -> str:
     taught = sum(not info["base"] for info in classes)
     known = f"knows {count(len(classes), 'class', 'classes')}" + (f", {taught} of them taught" if taught else "")
-    leave = f'<span>{escape(user)} · <a href="/logout?all_session=false">Log out</a></span>' if login else ""
+    out = '<a href="/logout?all_session=false">Log out</a>'  # of this browser alone
+    leave = f"<span>{escape(user)} · {out}</span>" if user is not None else ""
     return f'<header class="fs-head"><div><h1>{escape(name)}</h1><p>{known}</p></div>{leave}</header>'
 
 

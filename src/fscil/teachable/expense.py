@@ -52,12 +52,12 @@ def choose_plan(
     """What to do with a base set, and what that costs; training that does not fit into memory is not begun unasked."""
     on_gpu = runtime.device.type == "cuda"
     asked = clf.method, classes, len(images), clf.train, clf.head, clf.options
-    plan = make_plan(*asked, on_gpu)
+    plan = make_plan(*asked, on_gpu=on_gpu)
     cost = estimate_fit(plan, images, classes, backbone, runtime)
     if plan.trains and clf.train == "auto" and cost is not None and not cost.fits:
         needed, free = size(cost.memory), size(cost.available)
         obstacle = f"training needs {needed} of memory and {free} are free; --train always tries it"
-        plan = make_plan(*asked, on_gpu, obstacle)
+        plan = make_plan(*asked, on_gpu=on_gpu, obstacle=obstacle)
         cost = estimate_fit(plan, images, classes, backbone, runtime)
     return plan, cost
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fscil.errors import UserError
 from fscil.files import atomic_path
-from fscil.teachable.names import printable
+from fscil.text import printable
 
 How = Literal["copy", "link", "move"]
 ANSWERS = "answers.csv"  # what was sorted, in the folder it was sorted into
