@@ -125,7 +125,7 @@ def test_a_known_class_wants_add(model, photos, capsys):
     [
         (["predict", "nowhere", "x.png"], "does not exist"),
         (["predict", "MODEL", "EMPTY"], "holds no pictures"),
-        (["predict", "MODEL", "x.png", "--json", "--csv"], "exclude each other"),
+        (["predict", "MODEL", "x.png", "--json", "--csv"], "exclude one another"),
         (["learn", "MODEL", "EMPTY"], "holds no class folders"),
         (["learn", "MODEL", "x.png"], "--class NAME"),
         (["learn", "MODEL", "--class", "heron", "x.png"], "x.png .no such file"),
