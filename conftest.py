@@ -68,6 +68,14 @@ def pytest_make_collect_report(collector):
     return report
 
 
+def pytest_collection_modifyitems(config, items):
+    """Hours of faults are for those who ask for them."""
+    if "faults" not in config.option.markexpr:
+        asked = [item for item in items if item.get_closest_marker("faults") is None]
+        config.hook.pytest_deselected(items=[item for item in items if item not in asked])
+        items[:] = asked
+
+
 def pytest_runtest_setup(item):
     for mark in item.iter_markers("extra"):
         if missing := sorted(name for extra in mark.args for name in extras()[extra] if not is_installed(name)):

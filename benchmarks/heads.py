@@ -14,30 +14,22 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fscil import registry
-from fscil.backbones.loading import make_backbone
 from fscil.config import RunConfig, resolve
-from fscil.data.datasets import load_dataset
-from fscil.data.stream import Stream, make_stream
-from fscil.data.transforms import make_transform
 from fscil.display import LiveDisplay
-from fscil.evaluation import metrics
+from fscil.experiments.one_base import Draws, OneBase, fresh_head, represented, train_together
 from fscil.experiments.run import make_runtime
 from fscil.experiments.shelf import DiskShelf
-from fscil.heads.base import Head, Lesson
-from fscil.methods.making import make_head, make_method
-from fscil.methods.represented import Headed, Represented
-from fscil.strict import build
+from fscil.methods.represented import Represented
 
 FIGURES = ("A_0", "A_final", "A_avg", "hacc", "base", "new")
+TRAINING = ("epochs", "batch_size", "lr", "weight_decay")  # options of `--set` that every method takes over
 
 
 def arguments() -> argparse.Namespace:
@@ -65,44 +57,18 @@ def split_choice(text: str) -> tuple[str, dict[str, Any]]:
     return name, {key: json.loads(value) for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
-def streams(config: RunConfig, draws: int, device: torch.device) -> Iterator[tuple[int, Stream]]:
-    """The protocol's stream, and further ones for their shots alone: of these few other images are read."""
-    dataset = load_dataset(config.dataset, config.data)
-    backbone = make_backbone(config.backbone, config.weights, config.transform.size)
-    transform = make_transform(config.transform, backbone)
-    for draw in range(draws):
-        data = config.data if draw == 0 else replace(config.data, limit=1)
-        yield draw, make_stream(dataset, data, transform, config.seed + 1000 * draw, device)
-
-
-def represented(name: str, options: dict[str, Any], config: RunConfig, backbone: Any, runtime: Any) -> Represented:
-    """A method ready for heads of any kind; its own head is there as well."""
-    cls = registry.method_class(name)
-    known = {field for field in cls.Options.__dataclass_fields__}
+def make(text: str, config: RunConfig, draws: Draws, runtime: Any) -> Represented:
+    """The method of "NAME:key=value", trained as `--set` says."""
+    name, options = split_choice(text)
+    known = registry.method_class(name).Options.__dataclass_fields__
     complete = resolve(method=name, dataset=config.dataset, backbone=config.backbone).options
     base = {key: value for key, value in config.options.items() if key in known and key in TRAINING}
-    method = make_method(name, {**complete, **base, **options}, backbone, runtime)
-    if isinstance(method, Represented):
-        return method
-    return Headed(method, make_head({"name": "prototypes"}, method.feature_dim, runtime))
+    return represented(name, {**complete, **base, **options}, draws.backbone, runtime)
 
 
-TRAINING = ("epochs", "batch_size", "lr", "weight_decay")
-
-
-def evaluate(head: Head, lessons: list[Lesson], tests: torch.Tensor, stream: Stream) -> dict[str, Any]:
-    """All sessions of one head: what `fscil run` would report."""
-    labels, sessions = stream.test_labels, []
-    for number, lesson in enumerate(lessons):
-        (head.fit if number == 0 else head.teach)(lesson)
-        seen = stream.seen(number)
-        positions = (labels < seen).nonzero().squeeze(1)
-        with torch.no_grad():
-            top = head.scores(tests[positions.to(tests.device)]).topk(min(5, seen), 1).indices.cpu()
-        sessions.append(
-            metrics.evaluate_session(labels[positions].numpy(), top.numpy(), stream.base_classes, seen, stream.way)
-        )
-    summary = metrics.summarise(sessions)
+def figures(result: dict[str, Any]) -> dict[str, Any]:
+    """What a line of the output has."""
+    summary = result["summary"]
     return {
         "accuracies": summary["accuracies"],
         **{key: summary[key] for key in ("A_0", "A_final", "A_avg")},
@@ -123,54 +89,22 @@ def main() -> None:
         config = resolve(method="smp", dataset=chosen.dataset, seed=seed, settings=chosen.set, **flags)
         config = replace(config, runtime=replace(config.runtime, device=chosen.device))
         runtime = make_runtime(config, LiveDisplay(quiet=True), shelf=DiskShelf(chosen.shelf))
-        backbone = make_backbone(config.backbone, config.weights, config.transform.size).prepare(runtime)
-        drawn = dict(streams(config, chosen.draws, runtime.device))
-        methods = {
-            text: represented(*split_choice(text), config, backbone, runtime) for text in chosen.methods.split(";")
-        }
-        train_together(list(methods.values()), drawn[0])
+        draws = Draws.make(config, chosen.draws, runtime)
+        methods = {text: make(text, config, draws, runtime) for text in chosen.methods.split(";")}
+        train_together(list(methods.values()), draws.streams[0])
         for text, method in methods.items():
             began = time.perf_counter()
-            method.fit_base(drawn[0].tasks[0])
-            base = method.lesson(drawn[0].tasks[0])
-            tests = method.features(drawn[0].test)
+            base = OneBase(method, draws)
             print(f"seed {seed}, {text}: base task in {time.perf_counter() - began:.1f} s", flush=True)
-            for draw, stream in drawn.items():
-                lessons = [replace(base, number=0)]
-                for task in stream.tasks[1:]:
-                    method.count_classes(task)
-                    lessons.append(method.lesson(task))
-                for head_text in names:
+            for draw in range(chosen.draws):
+                for head in names:
                     began = time.perf_counter()
-                    result = evaluate(fresh_head(method, head_text), lessons, tests, drawn[0])
-                    seconds = time.perf_counter() - began
-                    row = {"dataset": config.dataset, "seed": seed, "draw": draw, "method": text, "head": head_text}
-                    rows.append({**row, **result, "seconds": seconds})
+                    result = base.examine(fresh_head(method, *split_choice(head)), draw)
+                    row = {"dataset": config.dataset, "seed": seed, "draw": draw, "method": text, "head": head}
+                    rows.append({**row, **figures(result), "seconds": time.perf_counter() - began})
                     with chosen.out.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
-                method.class_counts = method.class_counts[: stream.base_classes]
-                method.tasks_seen = torch.ones_like(method.tasks_seen)
     print_table(rows)
-
-
-def train_together(methods: list[Represented], stream: Stream) -> None:
-    """The adapter sets of all methods that are trained alike, in one pass; they end up on the shelf."""
-    inner = [method.inner if isinstance(method, Headed) else method for method in methods]
-    plans = [plan for method in inner if (plan := method.adapter_plan(method.options)) is not None]
-    for kind in dict.fromkeys((plan.rank, plan.init, plan.schedule) for plan in plans):
-        alike = [plan for plan in plans if (plan.rank, plan.init, plan.schedule) == kind]
-        specs = tuple(dict.fromkeys(spec for plan in alike for spec in plan.specs))
-        replace(alike[0], specs=specs).train(inner[0].backbone, stream.tasks[0], inner[0].runtime)
-
-
-def fresh_head(method: Represented, text: str) -> Head:
-    name, options = split_choice(text)
-    if name == "own":
-        own = method.head.twin()
-        if options:
-            own.options = build(type(own.options), {**asdict(own.options), **options}, "head.")
-        return own
-    return make_head({"name": name, **options}, method.feature_dim, method.runtime)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

@@ -26,7 +26,7 @@ LONGEST = 4000  # letters of an error: it may quote a name of any length
 # The headings in their order, and the commands under each in the order of work; further ones follow.
 PANELS = {
     "Your own photos": "fit learn predict evaluate review suggest classes info forget undo app serve export push pull",
-    "Experiments": "list fetch run compare reproduce",
+    "Experiments": "list fetch run compare reproduce tune",
     "Results": "report leaderboard verify",
 }
 

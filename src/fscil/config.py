@@ -149,8 +149,8 @@ class RunConfig:
         # written down only where they are chosen, so that older runs are the same run
         if not self.head:
             del values["head"]
-        for key in ("image_column", "label_column"):
-            if values["data"][key] is None:
+        for key in ("image_column", "label_column", "validation_base", "validation_draw"):
+            if not values["data"][key]:
                 del values["data"][key]
         return values
 

@@ -17,7 +17,7 @@ SHOW_AFTER = 1.0  # seconds: quicker work shows no bar
 
 
 class LiveDisplay(Display):
-    """Progress on a terminal; silent elsewhere, so that logs and pipes stay clean. Bars nest: epochs, steps in them.
+    """Progress on a terminal; elsewhere a line per epoch, so that logs stay short. Bars nest: epochs, steps in them.
 
     >>> display = LiveDisplay(quiet=True)
     >>> sum(display.track([1, 2, 3], "adding"))
@@ -73,6 +73,11 @@ class LiveDisplay(Display):
         if not self.quiet:
             console = self._progress.console if self._progress else self.console
             console.print(text, highlight=False, soft_wrap=True)
+
+    def log(self, text: str) -> None:
+        """A line of progress for logs and pipes, where no bar moves."""
+        if not self.active:
+            self.line(text)
 
     def close(self) -> None:
         """Take the bars away, also in the middle of a loop."""

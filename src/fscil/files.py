@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -41,9 +43,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield aside
         with open(aside, "rb+") as written:
             os.fsync(written.fileno())
-        mask = os.umask(0)  # mkstemp makes private files; give this one the permissions any other file would get
-        os.umask(mask)
-        os.chmod(aside, 0o666 & ~mask)
+        os.chmod(aside, 0o666 & ~_umask())  # mkstemp makes private files; this one gets the permissions of any other
         os.replace(aside, path)
         _flush_folder(path.parent)
     except OSError as error:
@@ -52,6 +52,37 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         if aside is not None:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when the block ends well and vanishes when it does not.
+
+    There may be an empty folder of that name already. What a killed process left of an earlier try is removed.
+    """
+    path = Path(path)
+    aside = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{glob.escape(path.name[:100])}.{'?' * 8}.part"):
+            shutil.rmtree(left, ignore_errors=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent))
+        yield aside
+        aside.chmod(0o777 & ~_umask())
+        os.replace(aside, path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        raise UserError(_explain(path, error)) from error
+    finally:
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    """What is not permitted of new files; it cannot be asked for without being set."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _flush_folder(folder: Path) -> None:

@@ -41,6 +41,9 @@ class Display:
     def line(self, text: str) -> None:
         pass
 
+    def log(self, text: str) -> None:
+        pass
+
 
 class Keeper:
     """Keeps the progress of a long training stage; this one keeps nothing (`experiments.keeper` has one that does)."""
@@ -208,7 +211,7 @@ def _resolve_device(name: str) -> torch.device:
     return device
 
 
-def _join_processes(device: str):
+def _join_processes(device: str) -> Any:
     """An Accelerator when `accelerate launch` or torchrun started several processes, else None."""
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return None

@@ -82,6 +82,8 @@ def test_fixed_features_are_computed_once_and_change_nothing(tmp_path):
     assert Probe.feature_calls == [len(tiny_stream().test)]
     thawed = run(tmp_path / "thawed", tiny_config("thawed"))
     assert Probe.feature_calls == [len(tiny_stream().test)]
+    for session in (*fixed.sessions, *thawed.sessions):
+        session.pop("open_set")  # costs a look at further images where features move, so it is not told there
     assert numbers(fixed) == numbers(thawed)
 
 

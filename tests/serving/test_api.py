@@ -325,11 +325,11 @@ def test_the_schema_lists_every_route_with_its_answers(model):
     with client(model, TOKEN) as web:
         schema = web.get("/openapi.json").json()
     methods = {path: sorted(found) for path, found in schema["paths"].items()}
-    posts, gets = ("/predict", "/learn", "/forget", "/undo"), ("/classes", "/history", "/health", "/metrics")
+    posts, gets = ("/predict", "/learn", "/forget", "/undo"), ("/classes", "/history", "/health", "/ready", "/metrics")
     assert methods == {path: ["post"] for path in posts} | {path: ["get"] for path in gets}
     for path, found in schema["paths"].items():
         (operation,) = found.values()
-        assert operation["description"] and bool(operation.get("security")) == (path != "/health")
+        assert operation["description"] and bool(operation.get("security")) == (path not in ("/health", "/ready"))
     assert schema["paths"]["/predict"]["post"]["responses"]["200"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/Answers"
     }
@@ -446,3 +446,53 @@ def test_sigterm_finishes_what_is_running(model):
         process.wait(60)
     assert codes == [200] * 7
     assert {"b10", "b11", "b12"} <= set(Teachable.load(model, device="cpu").classes_)
+
+
+# ---- operation ----
+
+
+def test_ready_is_apart_from_health(model):
+    with client(model, waiting=1) as web:
+        assert web.get("/ready").status_code == 200 and web.get("/ready").json()["status"] == "ready"
+        gate = web.app
+        gate.closing = True
+        stopping = web.get("/ready")
+        assert (stopping.status_code, stopping.json()["status"]) == (503, "stopping")
+        assert web.get("/health").status_code == 200
+
+
+def test_why_it_is_not_ready():
+    import asyncio
+    from types import SimpleNamespace
+
+    from fscil.serving.operating import why_not_ready
+
+    async def tell():
+        queue = asyncio.Queue(1)
+        batcher = SimpleNamespace(queue=queue, running=False)
+        said = [why_not_ready(batcher, False)]
+        batcher.running = True
+        said.append(why_not_ready(batcher, False))
+        queue.put_nowait("a request")
+        return [*said, why_not_ready(batcher, False), why_not_ready(batcher, True)]
+
+    assert asyncio.run(tell()) == ["starting", None, "too many requests wait", "stopping"]
+
+
+def test_every_request_is_a_line_but_no_secret(model, caplog):
+    with caplog.at_level("INFO", "fscil.access"), client(model, token="a token of some length") as web:
+        web.get("/health")
+        web.get("/classes?token=secret", headers={"Authorization": "Bearer wrong"})
+        web.get("/evil%0Aline")
+    lines = [record.getMessage() for record in caplog.records if record.name == "fscil.access"]
+    assert len(lines) == 2 and all("\n" not in line for line in lines)
+    assert re.fullmatch(r'\S+Z \S+ "GET /classes" 401 \d+ ms', lines[0]) and "secret" not in lines[0]
+
+
+def test_the_description_is_a_page_that_loads_nothing_from_elsewhere(model):
+    with client(model) as web:
+        page = web.get("/docs")
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert "http://" not in page.text and "https://" not in page.text and "//cdn" not in page.text
+        assert "default-src 'none'" in page.headers["content-security-policy"] and 'fetch("openapi.json")' in page.text
+        assert {"/predict", "/ready", "/health"} <= set(web.get("/openapi.json").json()["paths"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import numpy as np
 import pytest
@@ -17,10 +16,16 @@ from sklearn.pipeline import Pipeline
 from torch.nn.functional import cosine_similarity
 
 from fscil import registry
+from fscil.backbones import loading
+from fscil.data.pixels import ImageStore, Pixels
+from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.heads.embeddings import gaussian_features
+from fscil.runtime import Runtime
+from fscil.teachable import expense, starting
 from fscil.teachable.estimator import FewShotClassifier, Notice
 from fscil.teachable.knowledge import Knowledge
+from fscil.teachable.planning import make_plan
 from made_up_pictures import BACKBONE, pictures, write_folders
 from tiny_world import SMALL, make_backbone
 
@@ -275,8 +280,8 @@ def of_method(name, **changes):
     """A model of four classes by any method, on a two-block ViT; enough is held out to say unknown."""
     fields = {field.name for field in dataclasses.fields(registry.method_class(name).Options)}
     options = {key: value for key, value in SMALL.items() if key in fields}
-    preprocessing = {"size": 16, "resize": 16, "scale": (0.6, 1.0)}
-    parameters = {"train": "always", "options": options, "preprocessing": preprocessing, "held_out": 0.4, **changes}
+    cut = {"size": 16, "resize": 16, "scale": (0.6, 1.0)}
+    parameters = {"train": "always", "options": options, "preprocessing": cut, "held_out": 0.4, **changes}
     return FewShotClassifier(name, make_backbone(), **parameters).fit(*pictures(range(4), 14))
 
 
@@ -426,13 +431,84 @@ def test_single_pictures_work_or_are_refused_in_words(weights, train, calibratio
     assert clf.class_info_[-1]["pictures"] == 2
 
 
-def test_training_starts_at_the_stated_size(weights):
-    large = FewShotClassifier(backbone=BACKBONE, weights=weights, options=TINY_TRAINING)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", Notice)
-        large.fit(*pictures(range(10), 20))
-    assert not [notice for notice in said if "training starts at" in str(notice.message)]
-    assert large.knowledge_.method.lora.rank == 4 and "training smp on 180, 20 kept" in large.plan_
+def test_training_by_itself_is_for_gpus_and_enough_pictures():
+    """Where it pays: never on a CPU, and not with too little to learn from; and only where memory suffices."""
+    cases = [
+        (dict(classes=10, pictures=200, on_gpu=True), True, ""),
+        (dict(classes=10, pictures=200, on_gpu=False), False, "left to GPUs"),
+        (dict(classes=9, pictures=900, on_gpu=True), False, "starts at 10 classes"),
+        (dict(classes=10, pictures=199, on_gpu=True), False, "20 pictures per class"),
+        (dict(classes=10, pictures=200, on_gpu=True, obstacle="no memory"), False, "no memory"),
+        (dict(classes=2, pictures=4, on_gpu=False, train="always", obstacle="no memory"), True, ""),
+        (dict(classes=10, pictures=200, on_gpu=True, train="never"), False, ""),
+    ]
+    for case, trains, reason in cases:
+        plan = make_plan("smp", **case)
+        assert plan.trains is trains and reason in plan.untrained and bool(plan.untrained) is bool(reason)
+        assert plan.untrained in plan.said(10, 100, 0)
+
+
+def test_large_sets_are_not_trained_on_by_a_cpu_unless_asked(weights, capsys):
+    parameters = dict(backbone=BACKBONE, weights=weights, options=TINY_TRAINING, device="cpu", verbose=True)
+    with pytest.warns(Notice, match="backbone stays as it is.*left to GPUs.*--train always"):
+        FewShotClassifier(**parameters).fit(*pictures(range(10), 20))
+    assert "estimate: about" in capsys.readouterr().err
+    trained = FewShotClassifier(**parameters, train="always").fit(*pictures(range(10), 20))
+    assert trained.knowledge_.method.lora.rank == 4 and "training smp on 180, 20 kept" in trained.plan_
+    said = capsys.readouterr().err
+    assert "estimate: about" in said and "epoch 1/" in said  # no terminal: a line per epoch
+
+
+def test_training_that_does_not_fit_into_memory_is_not_begun_unasked(weights, monkeypatch):
+    images = Pixels(ImageStore.from_list(pictures(range(10), 20)[0]), Transform(48, resize=55))
+    runtime = Runtime()
+    backbone = loading.make_backbone(BACKBONE, weights).prepare(runtime)
+    clf = FewShotClassifier(backbone=BACKBONE, options=TINY_TRAINING)
+    monkeypatch.setattr(expense, "make_plan", lambda *asked, on_gpu, **more: make_plan(*asked, on_gpu=True, **more))
+    plan, cost = expense.choose_plan(clf, images, 10, backbone, runtime)
+    assert plan.trains and cost.fits and cost.passes > 200
+    estimate = expense.estimate_passes
+    monkeypatch.setattr(expense, "estimate_passes", lambda *a: dataclasses.replace(estimate(*a), available=1.0))
+    plan, _ = expense.choose_plan(clf, images, 10, backbone, runtime)
+    assert not plan.trains and "of memory and 0 kB are free" in plan.untrained
+
+
+def test_a_fit_that_was_stopped_goes_on_and_ends_the_same(weights, tmp_path, monkeypatch):
+    def new():
+        options = TINY_TRAINING | {"epochs": 3}
+        return FewShotClassifier(backbone=BACKBONE, weights=weights, train="always", options=options, device="cpu")
+
+    lesson, kept = pictures(range(4), 10), expense.FitKeeper.save
+    whole = new().fit(*lesson)
+
+    def stop(keeper, stage, tensors):
+        kept(keeper, stage, tensors)
+        if int(tensors["epoch"]) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(expense.FitKeeper, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            new().fit(*lesson, progress=tmp_path / "progress")
+    assert list((tmp_path / "progress").iterdir())
+    other = new().set_params(seed=1).fit(*lesson, progress=tmp_path / "progress")  # another fit does not take it up
+    assert not np.array_equal(other.embed(lesson[0]), whole.embed(lesson[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(expense.FitKeeper, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            new().fit(*lesson, progress=tmp_path / "progress")
+    epochs = []
+    with monkeypatch.context() as patch:
+        patch.setattr(expense.FitKeeper, "save", lambda k, s, tensors: epochs.append(int(tensors["epoch"])))
+        again = new().fit(*lesson, progress=tmp_path / "progress")
+    assert epochs == [3] and not (tmp_path / "progress").exists()
+    np.testing.assert_array_equal(again.embed(lesson[0]), whole.embed(lesson[0]))
+
+
+def test_without_a_gpu_the_backbone_is_one_that_a_cpu_can_carry():
+    assert FewShotClassifier().backbone == "auto"
+    assert starting.usual_backbone(Runtime()) == "deit_tiny_patch16_224.fb_in1k"
+    assert starting.usual_backbone(Runtime(device=torch.device("cuda"))) == registry.PAPER_BACKBONE
 
 
 # ---- unknown ----

@@ -67,7 +67,7 @@ def test_swapped_odd_and_doubled_pictures_are_found_worst_first(model):
     assert by_position[3].kind == "other class" and names[by_position[3].looks_like] == "class 0"
     assert by_position[3].doubt > 0.9 and by_position[12].kind == "odd"
     assert by_position[21].kind == "twin" and by_position[21].twin == 20
-    assert {finding.position for finding in found if finding.kind != "odd"} == {3, 21}
+    assert {position for position, finding in by_position.items() if finding.kind != "odd"} == {3, 21}
     assert [finding.doubt for finding in found] == sorted((finding.doubt for finding in found), reverse=True)
 
 

@@ -139,7 +139,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor, A: Tensor, B: Tensor) -> tu
 
 
 @project.register_fake
-def _(x, weight, bias, A, B):
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(*x.shape[:2], weight.shape[0]), x.new_empty(*x.shape[:2], 2 * A.shape[2])
 
 
@@ -163,16 +163,16 @@ def project_backward(
 
 
 @project_backward.register_fake
-def _(grad, x, low, weight, A, B):
+def _(grad: Tensor, x: Tensor, low: Tensor, weight: Tensor, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(A), torch.empty_like(B)
 
 
-def _remember(ctx, inputs, output):
+def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, A, B = inputs
     ctx.save_for_backward(x, output[1], weight, A, B)
 
 
-def _backward(ctx, grad, _):
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, Tensor, Tensor]:
     x, low, weight, A, B = ctx.saved_tensors
     grad_x, grad_A, grad_B = project_backward(grad.contiguous(), x, low, weight, A, B)
     return grad_x, None, None, grad_A, grad_B

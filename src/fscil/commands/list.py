@@ -44,9 +44,9 @@ def list_choices(
     elif kind is Kind.backbones:
         rows = [(name, entry.summary) for name, entry in registry.BACKBONES.items()]
     elif kind is Kind.experiments:
-        from fscil.experiments.reproduce import EXPERIMENTS
+        from fscil.experiments.reproduce import choose
 
-        rows = [(name, experiment.title) for name, experiment in EXPERIMENTS.items()]
+        rows = [(name, experiment.title) for name, experiment in choose(["all", "beyond"]).items()]
     elif kind is Kind.metrics:
         from fscil.evaluation.glossary import GLOSSARY
 

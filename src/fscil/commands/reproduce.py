@@ -20,7 +20,8 @@ def reproduce(
         typer.Argument(
             metavar="NAME...",
             help="`all`, or some of: main, curves, base-new, ablation, ablation-backbone, merging, margins, shots, "
-            "bias, calibration, fisher, tradeoff.",
+            "bias, calibration, fisher, tradeoff. `beyond`: the tables of CHORD, or some of: beyond-ablation, "
+            "beyond-heads, beyond-shots, beyond-sessions, beyond-openset, beyond-correction.",
         ),
     ],
     dataset: Annotated[str, typer.Option("--dataset", "-d", help="One or more, with commas.")] = "glyphs",
@@ -70,6 +71,8 @@ def reproduce(
 
     `fscil reproduce margins shots --dataset cifar100 --backbone deit_tiny_patch16_224.fb_in1k`
 
+    `fscil reproduce beyond --dataset cub200 --data-root data/cub`
+
     `fscil reproduce main curves --dataset cifar100 --data-root data/cifar --engine ray --gpus 0.25`
     """
     from fscil.display import output_console
@@ -101,7 +104,7 @@ def reproduce(
         second_backbone,
         second_weights,
     )
-    places = [f"{name}-{chosen}" for name in request.experiments for chosen in request.datasets]
+    of_dataset = places = [f"{name}-{chosen}" for name in request.experiments for chosen in request.datasets]
     if markdown is not None and markdown.exists():
         text = markdown.read_text(encoding="utf-8")
         places = [place for place in places if f"<!-- fscil:{place} -->" in text]
@@ -120,7 +123,8 @@ def reproduce(
         for suffix, part in parts.items():
             if isinstance(part, Table):
                 print_table(part, console)
-                place = name + suffix.removesuffix("-differences")
+                # all tables of a dataset stand in its one place, whatever else their names say
+                place = max((p for p in of_dataset if f"{name}{suffix}".startswith(p)), key=len)
                 blocks[place] = f"{blocks.get(place, '')}\n{render(part, 'markdown')}"
     if markdown is not None:
         splice(markdown, {place: block for place, block in blocks.items() if place in places})

@@ -30,6 +30,7 @@ def serve(
         int, typer.Option(min=1, max=256, help="Processes that answer; each has the model in memory.")
     ] = 1,
     max_batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the model at once.")] = 32,
+    access_log: Annotated[bool, typer.Option(help="A line on stderr for every request.")] = True,
     weights: Weights = None,
     device: Device = None,
 ) -> None:
@@ -64,7 +65,7 @@ def serve(
             "or set FSCIL_TOKEN."
         )
     known = len(ModelFolder(model).read().current.record["classes"])
-    service = Service(str(model), weights and str(weights), device or "auto", token, host, max_batch)
+    service = Service(str(model), weights and str(weights), device or "auto", token, host, max_batch, access_log)
     with contextlib.closing(listen(host, port)) as listening:
         where = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 

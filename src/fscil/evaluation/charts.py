@@ -7,7 +7,7 @@ import html
 import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +62,11 @@ def looks_of(labels: Sequence[str]) -> dict[str, tuple[str, str, str]]:
 
 
 @contextmanager
-def style():
+def style() -> Iterator[None]:
     """Matplotlib settings of every figure, for the length of a `with` block; the Agg canvas, never a window."""
     import matplotlib
 
-    settings = {
+    settings: dict[Any, Any] = {
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
         "font.size": 8,
@@ -191,7 +191,9 @@ def finish(figure: Figure, rows: list[dict[str, Any]], path: str | Path | None, 
     return chart
 
 
-def band(axes: Axes, x: Sequence[float], values: Sequence[Value | None], colour: str, line: str = "-", **kw) -> None:
+def band(
+    axes: Axes, x: Sequence[float], values: Sequence[Value | None], colour: str, line: str = "-", **kw: Any
+) -> None:
     """A line of means with a band of one standard deviation where there are several seeds."""
     present = [(position, value) for position, value in zip(x, values) if value is not None]
     if not present:
@@ -243,7 +245,13 @@ def legend_of_looks(figure: Figure, labels: Sequence[str], looks: Mapping[str, t
 
 
 def bars(
-    axes: Axes, at: np.ndarray, values: Sequence[Value | None], colours, width: float, size=7.5, inside=False
+    axes: Axes,
+    at: np.ndarray,
+    values: Sequence[Value | None],
+    colours: Sequence[Any],
+    width: float,
+    size: float = 7.5,
+    inside: bool = False,
 ) -> None:
     """Bars with error bars where there are several seeds, and their values above them or inside, at the foot."""
     foot = axes.get_ylim()[0]

@@ -203,6 +203,11 @@ def margin_sweep(panels: Mapping[str, Sweep], path: str | Path | None = None, st
     return _sweep(panels, "margin", "margin $m$", path, stamp)
 
 
+def correction_sweep(panels: Mapping[str, Sweep], path: str | Path | None = None, stamp: str = "") -> Chart:
+    """Final and average accuracy against the correction for few images, one panel per dataset."""
+    return _sweep(panels, "correction", "correction $\\gamma$", path, stamp)
+
+
 def shots(
     panels: Mapping[str, Sweep], path: str | Path | None = None, stamp: str = "", beside_paper: bool = True
 ) -> Chart:

@@ -22,6 +22,10 @@ GLOSSARY: dict[str, str] = {  # by the title of a column
     "FPR": "False positive rate: percent of new images that are taken for any base class.",
     "Forgetting": "How far each task but the last fell from its best accuracy before the last session, on average; "
     "negative where tasks improved.",
+    "AUROC": "Open set: how often, in percent, the best class of a test image of a class seen has a higher probability "
+    "than that of an image of a class still to come; mean over the tasks. 50 is chance.",
+    "FPR@95": "Open set: percent of the images of classes still to come that pass the threshold which 95 % of the "
+    "others pass; mean over the tasks.",
     "Trainable": "Numbers that the method trains.",
     "Stored images": "Training images that the method keeps for later tasks.",
     "Minutes": "Time of all tasks, evaluation included; parts that another run had trained are not counted.",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def harmonic(base: float | None, new: float | None) -> float | None:
     return 2 * base * new / (base + new) if base + new > 0 else 0.0
 
 
-def confusion(labels, predictions, classes: int) -> np.ndarray:
+def confusion(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.ndarray, classes: int) -> np.ndarray:
     """Counts (classes, classes): rows are true labels, columns predictions.
 
     >>> confusion([0, 0, 1], [0, 1, 1], 2).tolist()
@@ -53,12 +54,18 @@ def _percent(hits: float, total: float) -> float | None:
     return float(100.0 * hits / total) if total else None
 
 
-def _mean(values) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return float(np.mean(present)) if present else None
 
 
-def evaluate_session(labels, topk, base_classes: int, seen: int, way: int) -> dict:
+def evaluate_session(
+    labels: Sequence[int] | np.ndarray,
+    topk: Sequence[Sequence[int]] | np.ndarray,
+    base_classes: int,
+    seen: int,
+    way: int,
+) -> dict[str, Any]:
     """All metrics of one session from true labels (n,) and predictions (n, k), best first, k = min(5, seen) or more.
 
     Labels number classes by arrival: base classes are 0..base_classes-1. New-class quantities are None in the base

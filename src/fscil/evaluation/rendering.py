@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fscil.errors import UserError, nearest
 from fscil.evaluation.glossary import WHERE, entry_of
 from fscil.evaluation.tables import Column, Row, Table, Value
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
 
 
 def _number(value: float, column: Column) -> str:
@@ -138,7 +143,7 @@ def to_latex(table: Table) -> str:
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
-def to_rich(table: Table, keep: str = "all"):
+def to_rich(table: Table, keep: str = "all") -> RichTable:
     """A rich table. Of the columns of single tasks, `keep` shows "all", only the "means", or only the "ends"."""
     from rich import box
     from rich.table import Table as RichTable
@@ -170,7 +175,7 @@ def to_rich(table: Table, keep: str = "all"):
     return shown
 
 
-def print_table(table: Table, console=None) -> None:
+def print_table(table: Table, console: Console | None = None) -> None:
     """Print to the terminal, with as much of the single tasks as its width allows."""
     from rich.console import Console
     from rich.measure import Measurement

@@ -87,6 +87,16 @@ def _last(key: str) -> Callable[[Result], float | None]:
     return lambda result: result["sessions"][-1].get(key)
 
 
+def _open_set(key: str) -> Callable[[Result], float | None]:
+    """The mean over the sessions after which classes were still to come."""
+
+    def read(result: Result) -> float | None:
+        told = [session["open_set"][key] for session in result["sessions"] if session.get("open_set")]
+        return mean(told) if told else None
+
+    return read
+
+
 def _seconds(result: Result) -> float:
     return sum(session.get("seconds") or 0.0 for session in result["sessions"])
 
@@ -97,6 +107,8 @@ OF_A_RUN: dict[str, Metric] = {
     "A_avg": Metric(Column("A_avg", "$A_{avg}$"), _summary("A_avg"), "A_avg"),
     "PD": Metric(Column("PD", better="low"), _summary("PD")),
     "forgetting": Metric(Column("Forgetting", better="low"), _summary("forgetting")),
+    "auroc": Metric(Column("AUROC"), _open_set("auroc")),
+    "fpr95": Metric(Column("FPR@95", better="low"), _open_set("fpr95")),
     "stored_images": Metric(Column("Stored images", digits=0, better=None), _last("stored_images")),
     "trainable_parameters": Metric(Column("Trainable", digits=0, better=None), _last("trainable_parameters")),
     "minutes": Metric(Column("Minutes", better=None), lambda result: _seconds(result) / 60),

@@ -51,7 +51,7 @@ def owner_of(path: Path) -> dict[str, Any] | None:
     """Who a claim names, and how long ago it gave a sign of life; None when nobody is there."""
     try:
         owner = conform(parse_json(read_text(path), path), Owner, path)
-        # the other machine's clock may run ahead of this one: that is a sign of life as well
+        # clocks jump, and the other machine's may run ahead of this one: better to wait for it than to work twice
         return {**owner, "silent": max(0.0, time.time() - path.stat().st_mtime)}
     except (OSError, UserError):
         return None

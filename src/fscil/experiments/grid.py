@@ -117,7 +117,10 @@ def _apart(config: RunConfig, others: Sequence[RunConfig]) -> str:
     named = (config.method, config.dataset, config.seed)
     rivals = [other for other in others if (other.method, other.dataset, other.seed) == named and other != config]
     own = flatten(config.to_dict())
-    keys = dict.fromkeys(text.split(":")[0] for rival in rivals for text in differences(rival, config))
+    alike = [rival for rival in rivals if rival.head.get("name") == config.head.get("name")]
+    keys = dict.fromkeys(text.split(":")[0] for rival in alike for text in differences(rival, config))
+    if len(alike) < len(rivals):  # another head says it all: its options are not those of this one
+        keys = {"head.name": None, **keys}
     return "".join(f", {key.rpartition('.')[2]}={own[key]}" for key in keys if own.get(key) is not None)
 
 
@@ -127,13 +130,14 @@ def _identity(config: RunConfig) -> str:
 
     cls: type[Method] = method_class(config.method)
     options = {key: value for key, value in config.options.items() if key not in cls.after_base}
-    return json.dumps([method_entry(config.method).target, _base_of(config), options], sort_keys=True)
+    head = [config.head] if config.head else []  # it learns the base classes as well
+    return json.dumps([method_entry(config.method).target, _base_of(config), options, *head], sort_keys=True)
 
 
 def _base_of(config: RunConfig) -> dict[str, Any]:
-    """What decides the base task: the configuration without the method and without what concerns later tasks."""
+    """What decides the base task: the configuration without method and head, and without what concerns later tasks."""
     later = ("data.shots", "data.tasks", "data.way", "data.sampler", "data.index_files", "data.shots_file")
-    apart = ("method", "recipe", "evaluation", "options")
+    apart = ("method", "recipe", "evaluation", "options", "head")
     kept = flatten({key: value for key, value in config.to_dict().items() if key not in apart})
     return {key: value for key, value in kept.items() if key not in later}
 

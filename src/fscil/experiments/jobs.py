@@ -28,17 +28,16 @@ def run_job(values: Mapping[str, Any]) -> dict[str, Any]:
     """Do a job, here, and say how it ended: {"state": "done" | "busy" | "failed", …}. Exceptions go to its log."""
     with contextlib.suppress(OSError):
         os.chdir(values["directory"])
-    job = Job.from_dict(values)
-    with claim(job) as mine:
-        if mine is None:
-            return {"state": "busy", "owner": owner_of(claim_path(job))}
-        began = time.time()
-        try:
+    job, began = Job.from_dict(values), time.monotonic()
+    try:
+        with claim(job) as mine:
+            if mine is None:
+                return {"state": "busy", "owner": owner_of(claim_path(job))}
             with _log_of(job, mine) as display:
                 fresh = _train_streams(job, display) if job.specs else _run_cell(job, display)
-        except Exception as error:
-            return {"state": "failed", "error": _one_line(error)}
-        return {"state": "done", "fresh": fresh, "seconds": time.time() - began}
+    except Exception as error:  # a folder that cannot be written to comes to light with the claim already
+        return {"state": "failed", "error": _one_line(error)}
+    return {"state": "done", "fresh": fresh, "seconds": time.monotonic() - began}
 
 
 def _run_cell(job: Job, display: Any) -> bool:

@@ -129,7 +129,7 @@ class Overview:
                 continue
             owner = owner_of(claim_path(job)) or {}
             where = f"{owner.get('host')}, process {owner.get('pid')}" if state == "elsewhere" and owner else ""
-            since = duration(time.time() - owner["started"]) if owner.get("started") else ""
+            since = duration(max(0.0, time.time() - owner["started"])) if owner.get("started") else ""
             rows.add_row("●", Text(job.title), owner.get("doing", "queued"), since, where)
         return Group(head, rows)
 

@@ -1,4 +1,4 @@
-"""Every table and figure of the paper: which runs it needs, and how it is made of them.
+"""Every table and figure of the paper: which runs it needs, and how it is made of them. Our own method's: `beyond`.
 
 Runs that several of them need are made once (they are the same cells of one grid), and so are adapter sets and base
 models that different runs share.
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fscil.config import RunConfig, resolve
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
 from fscil.evaluation.limits import changes
 from fscil.text import file_name
+
+if TYPE_CHECKING:
+    from fscil.evaluation.tables import Table
 
 MARGINS = (0.05, 0.10, 0.15, 0.20, 0.25)
 SHOTS = (1, 5, 10, 20)
@@ -26,6 +29,7 @@ PAPER_SECOND_BACKBONE = "vit_base_patch16_224.augreg_in21k"
 
 Groups = Mapping[str, Sequence[Mapping[str, Any]]]  # row label -> results of its seeds
 Panels = Mapping[str, Groups]  # dataset -> rows
+Make = Callable[[Panels, str], dict[str, Any]]  # (results, stamp) -> tables and charts by name
 
 
 @dataclass(frozen=True)
@@ -35,21 +39,22 @@ class Variant:
     method: str
     settings: tuple[str, ...] = ()
     second_backbone: bool = False
+    fast: tuple[str, ...] = ()  # settings of a quick look (--fast, --limit), where the usual ones take minutes each
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper."""
+    """A table or figure, of the paper or of `beyond`."""
 
     title: str
     variants: Mapping[str, Variant]  # by label
-    make: Callable[[Panels, str], dict[str, Any]] = field(repr=False)  # (results, stamp) -> tables and charts by name
+    make: Make = field(repr=False)
 
 
 # ---- how each is made ----------------------------------------------------------------------------------------------
 
 
-def _per_dataset(make: Callable[[str, Groups], Any]) -> Callable[[Panels, str], dict[str, Any]]:
+def per_dataset(make: Callable[[str, Groups], Table]) -> Make:
     """One table for each dataset."""
 
     def make_all(panels: Panels, stamp: str) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def _per_dataset(make: Callable[[str, Groups], Any]) -> Callable[[Panels, str], 
     return make_all
 
 
-def _figure(draw: Callable[[dict[str, Any], str], Any]) -> Callable[[Panels, str], dict[str, Any]]:
+def figure(draw: Callable[[dict[str, Any], str], Any]) -> Make:
     """One figure with a panel per dataset."""
 
     def make(panels: Panels, stamp: str) -> dict[str, Any]:
@@ -78,22 +83,22 @@ def _figure(draw: Callable[[dict[str, Any], str], Any]) -> Callable[[Panels, str
     return make
 
 
-def _together(*parts: Callable[[Panels, str], dict[str, Any]]) -> Callable[[Panels, str], dict[str, Any]]:
+def together(*parts: Make) -> Make:
     return lambda panels, stamp: {name: made for part in parts for name, made in part(panels, stamp).items()}
 
 
-def _metrics(title: str, metrics: Sequence[str], header: str = "Method", quoted: Callable | None = None):
-    def make(dataset: str, groups: Groups):
+def metrics_table(title: str, metrics: Sequence[str], header: str = "Method", quoted: Callable | None = None) -> Make:
+    def make(dataset: str, groups: Groups) -> Table:
         from fscil.evaluation.tables import dataset_title, metric_table
 
         return metric_table(
             groups, metrics, f"{title} on {dataset_title(dataset)}", header=header, paper_numbers_of=quoted
         )
 
-    return _per_dataset(make)
+    return per_dataset(make)
 
 
-def _main(dataset: str, groups: Groups):
+def _main(dataset: str, groups: Groups) -> Table:
     from fscil.evaluation.tables import main_table
 
     return main_table(groups)
@@ -110,19 +115,19 @@ def _leads(panels: Panels, stamp: str) -> dict[str, Any]:
     }
 
 
-def _curves(panels, stamp):
+def _curves(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import accuracy_curves
 
     return accuracy_curves(panels, stamp=stamp)
 
 
-def _bars(panels, stamp):
+def _bars(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import base_new_bars
 
     return base_new_bars(panels, stamp=stamp)
 
 
-def _merging(panels, stamp):
+def _merging(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import merging_bars
     from fscil.evaluation.tables import metric, paper_numbers
 
@@ -140,30 +145,30 @@ def _merging(panels, stamp):
     return merging_bars(panels, stamp=stamp, quoted=quoted)
 
 
-def _by_number(groups: Groups) -> dict[float, Sequence[Mapping[str, Any]]]:
+def by_number(groups: Groups) -> dict[float, Sequence[Mapping[str, Any]]]:
     """Rows such as "m = 0.05" by their number."""
     return {float(label.split()[-1]): members for label, members in groups.items()}
 
 
-def _margins(panels, stamp):
+def _margins(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import margin_sweep
 
-    return margin_sweep({title: _by_number(groups) for title, groups in panels.items()}, stamp=stamp)
+    return margin_sweep({title: by_number(groups) for title, groups in panels.items()}, stamp=stamp)
 
 
-def _shots(panels, stamp):
+def _shots(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import shots
 
-    return shots({title: _by_number(groups) for title, groups in panels.items()}, stamp=stamp)
+    return shots({title: by_number(groups) for title, groups in panels.items()}, stamp=stamp)
 
 
-def _tradeoff(panels, stamp):
+def _tradeoff(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import tradeoff
 
-    return tradeoff({title: _by_number(groups) for title, groups in panels.items()}, stamp=stamp)
+    return tradeoff({title: by_number(groups) for title, groups in panels.items()}, stamp=stamp)
 
 
-def _fisher(panels, stamp):
+def _fisher(panels: Panels, stamp: str) -> Any:
     from fscil.evaluation.figures import fisher
 
     return fisher({title: groups["SMP"] for title, groups in panels.items()}, stamp=stamp)
@@ -196,42 +201,44 @@ EXPERIMENTS: dict[str, Experiment] = {
     "main": Experiment(
         "main table: A_t of each task, A_avg and HAcc of all methods",
         _EVERYONE,
-        _together(_per_dataset(_main), _leads),
+        together(per_dataset(_main), _leads),
     ),
-    "curves": Experiment("accuracy curves of all methods", _EVERYONE, _figure(_curves)),
+    "curves": Experiment("accuracy curves of all methods", _EVERYONE, figure(_curves)),
     "base-new": Experiment(
         "base and new accuracy of all methods after the last task",
         _EVERYONE,
-        _together(_figure(_bars), _metrics("Accuracy of base and new classes", ("base", "new", "hacc"))),
+        together(figure(_bars), metrics_table("Accuracy of base and new classes", ("base", "new", "hacc"))),
     ),
     "ablation": Experiment(
-        "ablation of MIAM and MPCC", _titles(*_ABLATION), _metrics("Ablation of MIAM and MPCC", (*_END, "hacc"))
+        "ablation of MIAM and MPCC", _titles(*_ABLATION), metrics_table("Ablation of MIAM and MPCC", (*_END, "hacc"))
     ),
     "ablation-backbone": Experiment(
         "the same ablation with another backbone",
         _titles(*_ABLATION, second_backbone=True),
-        _metrics("Ablation of MIAM and MPCC, second backbone,", (*_END, "hacc")),
+        metrics_table("Ablation of MIAM and MPCC, second backbone,", (*_END, "hacc")),
     ),
     "merging": Experiment(
         "effect of merging the two adapter sets",
         {"m = 0": Variant("single_m0"), "m = 0.2": Variant("single_m02"), "merged": Variant("miam")},
-        _together(_figure(_merging), _metrics("Effect of merging", ("base", "new", *_END), "Adapters")),
+        together(figure(_merging), metrics_table("Effect of merging", ("base", "new", *_END), "Adapters")),
     ),
     "margins": Experiment(
         "margin sweep: the same m in MIAM and MPCC",
         _margin_rows("smp", MARGINS),
-        _together(_figure(_margins), _metrics("Effect of the margin", (*_END, "hacc"), "Margin", lambda *_: {})),
+        together(figure(_margins), metrics_table("Effect of the margin", (*_END, "hacc"), "Margin", lambda *_: {})),
     ),
     "shots": Experiment(
         "number of shots: 1, 5, 10, 20",
         # 5 is every dataset's default: leaving it unwritten makes it the same run as in the other tables
         {f"K = {shots}": Variant("smp", () if shots == 5 else (f"data.shots={shots}",)) for shots in SHOTS},
-        _together(_figure(_shots), _metrics("Effect of the number of shots", (*_END, "hacc"), "Shots", _quoted_shots)),
+        together(
+            figure(_shots), metrics_table("Effect of the number of shots", (*_END, "hacc"), "Shots", _quoted_shots)
+        ),
     ),
     "bias": Experiment(
         "FNR and FPR without and with MPCC",
         {"Without MPCC": Variant("miam"), "With MPCC": Variant("smp")},
-        _metrics("False negative and false positive rates (%)", ("fnr", "fpr"), "Setting"),
+        metrics_table("False negative and false positive rates (%)", ("fnr", "fpr"), "Setting"),
     ),
     "calibration": Experiment(
         "margin of the calibration",
@@ -240,10 +247,10 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Calibration, m = 0": Variant("smp_no_margin"),
             "Calibration, m = 0.2": Variant("smp"),
         },
-        _metrics("Margin of the classifier calibration", (*_END, "hacc"), "Setting"),
+        metrics_table("Margin of the classifier calibration", (*_END, "hacc"), "Setting"),
     ),
     "fisher": Experiment(
-        "Fisher magnitudes and merging weights, layer by layer", {"SMP": Variant("smp")}, _figure(_fisher)
+        "Fisher magnitudes and merging weights, layer by layer", {"SMP": Variant("smp")}, figure(_fisher)
     ),
     "tradeoff": Experiment(
         "introduction: base against new accuracy as the margin of one adapter set grows",
@@ -251,20 +258,26 @@ EXPERIMENTS: dict[str, Experiment] = {
             "m = 0": Variant("single_m0"),
             **_margin_rows("single_m02", MARGINS),
         },
-        _together(
-            _figure(_tradeoff), _metrics("One adapter set, prototypes,", ("base", "new"), "Margin", lambda *_: {})
+        together(
+            figure(_tradeoff), metrics_table("One adapter set, prototypes,", ("base", "new"), "Margin", lambda *_: {})
         ),
     ),
 }
 
 
 def choose(names: Sequence[str]) -> dict[str, Experiment]:
-    """Experiments by name; "all" is all of them."""
+    """Experiments by name; "all" is all of the paper, "beyond" all about our own method."""
+    from fscil.experiments.beyond import BEYOND
+
+    groups: dict[str, Mapping[str, Experiment]] = {"all": EXPERIMENTS, "beyond": BEYOND}
+    single = {**EXPERIMENTS, **BEYOND}
+    chosen: dict[str, Experiment] = {}
     for name in names:
-        if name != "all" and name not in EXPERIMENTS:
-            known = ["all", *EXPERIMENTS]
+        known = [*groups, *single]
+        if name not in known:
             raise UserError(f'unknown table or figure "{name}".{nearest(name, known)} Known: {", ".join(known)}')
-    return dict(EXPERIMENTS) if "all" in names else {name: EXPERIMENTS[name] for name in names}
+        chosen |= groups.get(name) or {name: single[name]}
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -285,8 +298,14 @@ class Request:
         if variant.second_backbone:
             flags["backbone"] = self.second_backbone or SECOND_BACKBONE.get(dataset, PAPER_SECOND_BACKBONE)
             flags["weights"] = self.second_weights
-        settings = [*self.settings, *variant.settings]
-        return resolve(variant.method, dataset, None, settings, self.fast if fast is None else fast, seed=seed, **flags)
+        fast = self.fast if fast is None else fast
+        quick = variant.fast if fast or self._limit else ()
+        settings = [*self.settings, *variant.settings, *quick]
+        return resolve(variant.method, dataset, None, settings, fast, seed=seed, **flags)
+
+    @property
+    def _limit(self) -> int | None:
+        return (self.flags.get("data") or {}).get("limit")
 
     def variants(self) -> list[Variant]:
         return list(dict.fromkeys(v for experiment in self.experiments.values() for v in experiment.variants.values()))
@@ -297,7 +316,7 @@ class Request:
 
     def stamp(self, experiment: Experiment) -> str:
         """What was reduced, for everything that is made of it; empty when nothing was."""
-        limit = (self.flags.get("data") or {}).get("limit")
+        limit = self._limit
         if not (self.fast or self.settings or limit):
             return ""
         said = []
@@ -317,6 +336,8 @@ class Request:
             said.append(f"Reduced by --fast: {'; '.join(parts)}.")
         said += [f"Set: {', '.join(self.settings)}."] if self.settings else []
         said += [f"Limited to {limit} images per class."] if limit else []
+        quick = dict.fromkeys(text for variant in experiment.variants.values() for text in variant.fast)
+        said += [f"Quick: {', '.join(quick)}."] if quick and limit and not self.fast else []
         return " ".join(said)
 
 
@@ -368,7 +389,7 @@ def write_index(request: Request, made: Mapping[str, Mapping[str, Any]], folder:
     from fscil.files import atomic_write
 
     titles = ", ".join(dataset_title(dataset) for dataset in request.datasets)
-    lines = [f"# The paper's tables and figures on {titles}", ""]
+    lines = [f"# Tables and figures on {titles}", ""]
     for name, parts in made.items():
         experiment = request.experiments[name]
         lines += [f"## {experiment.title[0].upper()}{experiment.title[1:]}", "", f"`fscil reproduce {name}`", ""]

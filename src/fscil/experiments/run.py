@@ -24,7 +24,8 @@ from fscil.data.datasets import load_dataset
 from fscil.data.stream import Stream, Task, make_stream
 from fscil.data.transforms import Transform, make_transform
 from fscil.display import LiveDisplay
-from fscil.evaluation import metrics
+from fscil.errors import UserError
+from fscil.evaluation import metrics, openset
 from fscil.evaluation.results import Results
 from fscil.evaluation.sessions import session_line
 from fscil.experiments.environment import PeakMemory
@@ -183,6 +184,7 @@ def _learn_all(parts: Parts, runtime: Runtime, record: RunRecord, display: LiveD
             "stored_bytes": size,
             "diagnostics": method.diagnostics(),
             "code": record.code,
+            "open_set": examination.open_set,
         }
         record.add(session, method, labels, images, top)
         display.line(session_line(session, len(stream.tasks) - 1, config.evaluation.hacc))
@@ -194,6 +196,7 @@ class Examination:
     def __init__(self, name: str, method: Method, stream: Stream):
         self.name, self.method, self.stream = name, method, stream
         self.features: Tensor | None = None
+        self.open_set: dict[str, float] | None = None  # how well images of classes not seen yet were told apart
 
     @torch.no_grad()
     def after(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,9 +209,25 @@ class Examination:
             logits = method.logits_from(self.features[images.to(self.features.device)])
         else:
             logits = method.logits(test.select(images))
-        if logits.shape != (len(images), seen) or logits.isnan().any():
-            raise RuntimeError(f"{self.name}, task {task.index}: logits {tuple(logits.shape)}; NaN or missing classes")
+        if logits.shape != (len(images), seen):
+            raise RuntimeError(f"{self.name}, task {task.index}: logits {tuple(logits.shape)} for {seen} classes")
+        if logits.isnan().any():
+            count = int(logits.isnan().any(1).sum())
+            raise UserError(
+                f"{self.name}: after task {task.index} the scores of {count} test images are no numbers (NaN). Take a "
+                "lower learning rate (--set options.lr=…) or --precision fp32. The last task that went well is kept."
+            )
+        self.open_set = self._open_set(logits, (self.stream.test_labels >= seen).nonzero().squeeze(1))
         return self.stream.test_labels[images].cpu(), images, logits.topk(min(5, seen), dim=1).indices.cpu()
+
+    def _open_set(self, known: Tensor, later: Tensor) -> dict[str, float] | None:
+        """AUROC and FPR@95 of the best class's probability, test images of classes still to come being unknown; None
+        where none is to come, and where features move: only fixed ones are there already."""
+        if self.features is None or not len(later):
+            return None
+        unknown = self.method.logits_from(self.features[later.to(self.features.device)])
+        sure, unsure = (logits.cpu().double().log_softmax(1).amax(1) for logits in (known, unknown))
+        return {"auroc": openset.auroc(sure, unsure), "fpr95": openset.fpr_at_tpr(sure, unsure)}
 
 
 def _fit_base(method: Method, task: Task, runtime: Runtime, share: bool) -> None:

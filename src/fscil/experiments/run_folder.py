@@ -192,6 +192,7 @@ class RunRecord:
     ) -> None:
         """Write a session down. The list of files comes last: whoever finds a session in it finds its files as well."""
         number = session["session"]
+        check_finite(method.state(), f"{self.config.method} after task {number}")
         self.sessions.append(json_able(session))  # what a resumed run would read back
         self.lines.append(json.dumps(self.sessions[-1], ensure_ascii=False, allow_nan=False))
         if self.runtime.is_main:

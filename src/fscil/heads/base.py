@@ -13,7 +13,8 @@ Everything learned is in buffers, so `state` is complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -152,13 +153,34 @@ class Head(nn.Module):
     def fit(self, lesson: Lesson) -> None:
         """Starts anew with the base task."""
         self.counts, self.diagnostics = lesson.counts, {}
-        self.describe(lesson)
+        with self._sound():
+            self.describe(lesson)
 
     def teach(self, lesson: Lesson) -> None:
         """Takes in a later task."""
         before = torch.cat([self.counts, self.counts.new_zeros(lesson.classes - self.seen)])
         self.counts, self.diagnostics = before + lesson.counts, {}
-        self.learn(lesson, before)
+        with self._sound():
+            self.learn(lesson, before)
+
+    @contextlib.contextmanager
+    def _sound(self) -> Iterator[None]:
+        """What is learned inside is made of numbers, or a UserError says that these features do not allow for it."""
+        try:
+            yield
+            learned = all(bool(torch.isfinite(tensor).all()) for tensor in self.state().values())
+        except torch.linalg.LinAlgError:  # a covariance without an inverse
+            learned = False
+        if not learned:
+            raise self.unusable()
+
+    def unusable(self) -> UserError:
+        """What to say of features that no numbers can be made of."""
+        return UserError(
+            f'head "{type(self).__name__}" can make nothing of these features: images of a class that do not differ at '
+            "all, or features so long or short that float32 does not hold their squares. Add different images, use "
+            '--precision fp32, or choose the head "prototypes".'
+        )
 
     def forget(self, label: int) -> None:
         """Removes a class; the labels above it move down by one."""

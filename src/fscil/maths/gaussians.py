@@ -90,7 +90,7 @@ def packed_roots(covariances: Tensor, eps: float) -> tuple[Roots, float]:
             rows, columns = torch.tril_indices(dim, dim, device=factor.device)
             return Roots(dim, packed=factor[:, rows, columns]), eps
         eps *= 10
-    raise ValueError(
+    raise torch.linalg.LinAlgError(
         f"a class covariance is not positive definite even with {eps:g} on its diagonal; "
         "the features hold NaN or infinity"
     )

@@ -127,7 +127,10 @@ class Represented(Method):
             self._remembered = None
 
     def logits_from(self, features: Tensor) -> Tensor:
-        return self.head.scores(features)
+        try:
+            return self.head.scores(features)
+        except torch.linalg.LinAlgError:  # of a covariance without an inverse
+            raise self.head.unusable() from None
 
     # ---- state -------------------------------------------------------------------------------------------------------
     def base_options(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fscil.errors import UserError
 from fscil.maths.margins import cosine_schedule
 from fscil.runtime import Runtime
+from fscil.text import duration
 
 logger = logging.getLogger(__name__)
 
@@ -144,16 +145,19 @@ def train(
             step.clear()
             counted += len(positions)
             if (number + 1) % REPORT_EVERY == 0:
-                runtime.report(
-                    loss=float(total) / (number + 1), images_per_s=passes * counted / (time.perf_counter() - started)
-                )
+                mean_loss = float(total) / (number + 1)
+                runtime.report(loss=mean_loss, images_per_s=passes * counted / (time.perf_counter() - started))
+                if runtime.processes == 1 and not math.isfinite(mean_loss):  # several notice together, after the epoch
+                    raise _diverged(stage, epoch, number + 1, schedule)
         mean_loss = float(runtime.sum_over_processes(total)) / len(batches)
-        if not math.isfinite(mean_loss):
-            raise UserError(
-                f"the loss of {stage} is not finite in epoch {epoch + 1}; "
-                "lower the learning rate or use --precision fp32."
-            )
+        if not math.isfinite(mean_loss) or not all(bool(torch.isfinite(weight).all()) for weight in weights):
+            raise _diverged(stage, epoch, len(batches), schedule)
         _keep(runtime, stage, weights, buffers, optimiser, epoch + 1)
+        if runtime.is_main:
+            took = time.perf_counter() - started
+            said = f"{stage}: epoch {epoch + 1}/{schedule.epochs}, loss {mean_loss:.4g}, {duration(took)}"
+            left = schedule.epochs - epoch - 1
+            runtime.display.log(f"{said}, about {duration(left * took)} left" if left else said)
     return mean_loss
 
 
@@ -164,6 +168,14 @@ class _Captured(NamedTuple):
     batch: Batch
     loss: Tensor
     gradients: list[Tensor | None]
+
+
+def _diverged(stage: str, epoch: int, step: int, schedule: Schedule) -> UserError:
+    return UserError(
+        f"{stage} diverged: by step {step} of epoch {epoch + 1}, at the learning rate {schedule.rate(epoch):g}, its "
+        f"loss or weights are no numbers any more. Take a lower rate (--set options.lr={schedule.lr / 10:g}) or "
+        f"--precision fp32. What was kept is the state after epoch {epoch}."
+    )
 
 
 class _Step:

@@ -20,10 +20,12 @@ from fscil.errors import UserError
 from fscil.serving.batching import Batcher, Busy, Room
 from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names, visitor
 from fscil.serving.host import Host
-from fscil.serving.schemas import Answers, Change, Classes, Health, History, Problem, Undone
+from fscil.serving.operating import add_operations, log_request
+from fscil.serving.schemas import Answers, Change, Classes, History, Problem, Undone
 from fscil.serving.workers import COLLECTED
+from fscil.teachable.recognition import Recognition
 
-OPEN_TO_ALL = ("/health", "/docs", "/openapi.json")  # needs no token; the schema is no secret
+OPEN_TO_ALL = ("/health", "/ready", "/docs", "/openapi.json")  # needs no token; the schema is no secret
 LESSONS_WAITING = 16  # more are told to come back
 REQUESTS_DECODED = 32  # requests whose pictures are decoded in turn; more wait
 ABOUT = """Few-shot class-incremental learning: names what pictures show, says **unknown** when it is none of the known
@@ -82,6 +84,50 @@ class Metrics:
         self.seconds.labels(route).observe(seconds)
 
 
+class Service:
+    """What requests share: the queue to the model, the line of lessons, and the room for pictures."""
+
+    def __init__(self, host: Host, max_batch: int, waiting: int, patience: float):
+        self.host, self.metrics = host, Metrics(host)
+        self.batcher = Batcher(host, self.metrics, max_batch, waiting, patience)
+        self.decoders = ThreadPoolExecutor(REQUESTS_DECODED, "decoding")
+        self.teachers = ThreadPoolExecutor(LESSONS_WAITING, "teaching")  # for pictures; lessons themselves take turns
+        self.room, self.lessons_waiting = Room(), 0
+
+    @asynccontextmanager
+    async def running(self, app: Any) -> AsyncIterator[None]:
+        """From the application's start to its end."""
+        task = asyncio.create_task(self.batcher.run())
+        yield
+        task.cancel()
+        for pool in (self.decoders, self.batcher.thread, self.teachers):
+            pool.shutdown()
+
+    async def recognise(self, asking: str, pictures: list[bytes], top: int) -> list[Recognition]:
+        with self.room.take(asking, len(pictures)):
+            decoded = await asyncio.get_running_loop().run_in_executor(self.decoders, self.host.decode, pictures)
+            return await self.batcher.recognise(decoded, top)
+
+    async def learn(self, asking: str, labels: list[str], pictures: list[bytes], add: bool) -> dict[str, Any]:
+        lessons: dict[str, list[bytes]] = {}
+        for label, picture in zip(labels, pictures, strict=True):
+            lessons.setdefault(label, []).append(picture)
+        with self.room.take(asking, len(pictures)):
+            return await self.change("learn", self.host.learn_many, lessons, add)
+
+    async def change(self, action: str, lesson: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+        """Waits for a lesson, unless too many wait already."""
+        if self.lessons_waiting >= LESSONS_WAITING:
+            raise Busy("too many lessons wait already; try again later")
+        self.lessons_waiting += 1
+        try:
+            event = await asyncio.get_running_loop().run_in_executor(self.teachers, lesson, *arguments)
+        finally:
+            self.lessons_waiting -= 1
+        self.metrics.lessons.labels(action).inc()
+        return event
+
+
 def make_app(
     host: Host,
     token: str | None = None,
@@ -97,40 +143,47 @@ def make_app(
 
     >>> app = make_app(Host("birds"), token="secret")  # doctest: +SKIP
     """
-    from fastapi import APIRouter, FastAPI, File, Form, HTTPException, Query, Request, Security, UploadFile
-    from fastapi.responses import Response
+    from fastapi import APIRouter, FastAPI, Security
     from fastapi.security import HTTPBearer
-    from prometheus_client import CONTENT_TYPE_LATEST
 
-    Files = Annotated[list[UploadFile], File(description="Pictures: JPEG, PNG, WebP, BMP, GIF or TIFF.")]
-    metrics = Metrics(host)
-    batcher = Batcher(host, metrics, max_batch, waiting, patience)
-    decoders = ThreadPoolExecutor(REQUESTS_DECODED, "decoding")
-    teachers = ThreadPoolExecutor(LESSONS_WAITING, "teaching")  # for their pictures; lessons themselves take turns
-    room, lessons_waiting = Room(), 0
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(batcher.run())
-        yield
-        task.cancel()
-        for pool in (decoders, batcher.thread, teachers):
-            pool.shutdown()
-
-    async def change(action: str, lesson: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-        nonlocal lessons_waiting
-        if lessons_waiting >= LESSONS_WAITING:
-            raise Busy("too many lessons wait already; try again later")
-        lessons_waiting += 1
-        try:
-            event = await asyncio.get_running_loop().run_in_executor(teachers, lesson, *arguments)
-        finally:
-            lessons_waiting -= 1
-        metrics.lessons.labels(action).inc()
-        return event
-
+    service = Service(host, max_batch, waiting, patience)
     guarded = [Security(HTTPBearer(auto_error=False, description="The server's token."))] if token else []
     routes = APIRouter(dependencies=guarded, responses=REFUSALS)
+    _add_work(routes, service)
+    _add_views(routes, service)
+    app = FastAPI(
+        title="fscil",
+        version=__version__,
+        description=ABOUT,
+        lifespan=service.running,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(routes)
+    add_operations(app, service.batcher, lambda: gate.closing, __version__)
+    _explain_errors(app)
+
+    def ended(scope: Scope, status: int, seconds: float) -> None:
+        service.metrics.note(scope, status, seconds)
+        log_request(scope, status, seconds)
+
+    gate = Gate(
+        app,
+        host.limits.request_bytes,
+        allowed_names(address, open_to_others=token is not None),
+        own_origin=token is None,  # a browser sends no token by itself
+        admit=lambda scope: check_token(scope, token),
+        ended=ended,
+    )
+    return gate
+
+
+def _add_work(routes: Any, service: Service) -> None:
+    """The routes that recognise and teach."""
+    from fastapi import File, Form, HTTPException, Query, Request, UploadFile
+
+    host = service.host
+    Files = Annotated[list[UploadFile], File(description="Pictures: JPEG, PNG, WebP, BMP, GIF or TIFF.")]
 
     @routes.post("/predict", response_model=Answers, tags=["recognise"])
     async def predict(request: Request, files: Files, top: Annotated[int, Query(ge=1, le=1000)] = 5) -> dict[str, Any]:
@@ -139,9 +192,7 @@ def make_app(
         A picture that cannot be read has an `error` and does not stop the others.
         """
         pictures = await contents(files, host.limits.pictures)
-        with room.take(visitor(request.scope), len(pictures)):
-            decoded = await asyncio.get_running_loop().run_in_executor(decoders, host.decode, pictures)
-            found = await batcher.recognise(decoded, top)
+        found = await service.recognise(visitor(request.scope), pictures, top)
         return {"answers": [item.entry(file.filename or "") for file, item in zip(files, found)]}
 
     @routes.post("/learn", response_model=Change, tags=["teach"])
@@ -161,56 +212,41 @@ def make_app(
             raise HTTPException(422, "send either name (one for all pictures) or names (one per picture)")
         if len(labels) != len(files):
             raise HTTPException(422, f"there are {len(files)} pictures but {len(labels)} names")
-        lessons: dict[str, list[bytes]] = {}
-        for label, picture in zip(labels, await contents(files, host.limits.pictures)):
-            lessons.setdefault(label, []).append(picture)
-        with room.take(visitor(request.scope), len(files)):
-            return await change("learn", host.learn_many, lessons, add)
+        pictures = await contents(files, host.limits.pictures)
+        return await service.learn(visitor(request.scope), labels, pictures, add)
 
     @routes.post("/forget", response_model=Change, tags=["teach"])
     async def forget(name: Annotated[str, Form(description="The class to remove.")]) -> dict[str, Any]:
         """Remove a class. `/undo` brings it back."""
-        return await change("forget", host.forget, name)
+        return await service.change("forget", host.forget, name)
 
     @routes.post("/undo", response_model=Undone, tags=["teach"])
     async def undo(
         steps: Annotated[int, Form(ge=1, description="How many changes to take back.")] = 1,
     ) -> dict[str, Any]:
         """Take back the last changes, forgetting included."""
-        return await change("undo", host.undo, steps)
+        return await service.change("undo", host.undo, steps)
+
+
+def _add_views(routes: Any, service: Service) -> None:
+    """The routes that only look."""
+    from fastapi.responses import Response
+    from prometheus_client import CONTENT_TYPE_LATEST
 
     @routes.get("/classes", response_model=Classes, tags=["look"])
     def classes() -> dict[str, Any]:
         """The classes that are known."""
-        return {"classes": host.classes}
+        return {"classes": service.host.classes}
 
     @routes.get("/history", response_model=History, tags=["look"])
     def history() -> dict[str, Any]:
         """What was taught when, and how the model did after it."""
-        return {"history": host.history}
+        return {"history": service.host.history}
 
     @routes.get("/metrics", tags=["operate"], response_class=Response)
     def read_metrics() -> Response:
         """Requests, latency, batch sizes, queue, classes, lessons and (of a single process) memory, for Prometheus."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    app = FastAPI(title="fscil", version=__version__, description=ABOUT, lifespan=lifespan, redoc_url=None)
-    app.include_router(routes)
-
-    @app.get("/health", response_model=Health, tags=["operate"])
-    def health() -> dict[str, str]:
-        """Whether the server answers; needs no token."""
-        return {"status": "ok", "version": __version__}
-
-    _explain_errors(app)
-    return Gate(
-        app,
-        host.limits.request_bytes,
-        allowed_names(address, open_to_others=token is not None),
-        own_origin=token is None,  # a browser sends no token by itself
-        admit=lambda scope: check_token(scope, token),
-        ended=metrics.note,
-    )
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _explain_errors(app: Any) -> None:

@@ -63,6 +63,7 @@ class Batcher:
         self.queue: asyncio.Queue[_Job] = asyncio.Queue(waiting)
         self.thread = ThreadPoolExecutor(1, "recognising")
         self.left_over: _Job | None = None  # taken from the queue but too large for the last batch
+        self.running = False
 
     async def recognise(self, pictures: list[np.ndarray | str], top: int) -> list[Recognition]:
         job = _Job(pictures, top)
@@ -75,6 +76,7 @@ class Batcher:
 
     async def run(self) -> None:
         """Works until cancelled."""
+        self.running = True
         while True:
             jobs = await self._gather()
             self.metrics.queue.set(self.queue.qsize())

@@ -80,7 +80,7 @@ class History:
 @dataclass
 class Health:
     version: str
-    status: str = described("Whether it answers.", examples=["ok"])
+    status: str = described("Whether it answers, or takes requests; if not, why.", examples=["ok", "ready"])
 
 
 @dataclass

@@ -38,6 +38,7 @@ class Service:
     token: str | None
     address: str
     max_batch: int
+    access_log: bool = True
 
     def run(self, listening: socket.socket, opened: Any = None) -> None:
         """Answers until told to stop; `opened` is called with the host once the model is open."""
@@ -45,12 +46,14 @@ class Service:
         from fscil.serving.decoding import Decoders
         from fscil.serving.host import Host
         from fscil.serving.listening import make_server
+        from fscil.serving.operating import access_log_on_stderr
 
         host = Host(self.model, self.weights, self.device, decoders=Decoders().start())
         if opened is not None:
             opened(host)
         app = make_app(host, self.token, self.address, max_batch=self.max_batch)
-        with contextlib.suppress(KeyboardInterrupt):
+        shown = access_log_on_stderr() if self.access_log else contextlib.nullcontext()
+        with shown, contextlib.suppress(KeyboardInterrupt):
             make_server(app, host).run(sockets=[listening])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
@@ -14,6 +14,9 @@ from fscil.teachable.lessons import labelled
 from fscil.teachable.model import Teachable
 from fscil.teachable.packing import pack, unpack
 from fscil.teachable.recognition import Notice, Recognition
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 __all__ = ["FewShotClassifier", "Notice", "Recognition"]
 
@@ -28,7 +31,8 @@ class FewShotClassifier(Teachable, ClassifierMixin, TransformerMixin, BaseEstima
     method : str
         See `fscil list methods`. The two exemplar methods (icarl, foster) store pictures; no other one does.
     backbone : str or Backbone
-        A plain ViT of timm as "arch.tag", or one that ships with the package ("glyph_vit_a").
+        A plain ViT of timm as "arch.tag", or one that ships with the package ("glyph_vit_a"). "auto": the paper's
+        ViT-B/16 on a GPU, DeiT-Tiny on a CPU, which needs a fifteenth of the time.
     weights : path, optional
         Local safetensors file of the backbone.
     head : str or dict
@@ -36,8 +40,8 @@ class FewShotClassifier(Teachable, ClassifierMixin, TransformerMixin, BaseEstima
         is MPCC if `fit` trains smp on a GPU, the closed form, which needs no training, on a CPU or without training,
         and the method's own for other methods.
     train : {"auto", "always", "never"}
-        Whether `fit` trains; "auto" does from 10 classes and 20 pictures per class on. Otherwise the backbone stays as
-        it is, and the classifier is that of `head`, whatever the method.
+        Whether `fit` trains; "auto" does on a GPU, from 10 classes and 20 pictures per class on, if memory suffices.
+        Otherwise the backbone stays as it is, and the classifier is that of `head`, whatever the method.
     options : dict, optional
         Options of the method, such as {"epochs": 5}.
     preprocessing : dict, optional
@@ -105,7 +109,7 @@ class FewShotClassifier(Teachable, ClassifierMixin, TransformerMixin, BaseEstima
         unpack(twin, pack(self), getattr(self, "backbone_", None))
         return twin
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.string, tags.no_validation = False, True, True
         tags.transformer_tags.preserves_dtype = []  # features are float32, whatever pictures are made of

@@ -20,23 +20,24 @@ from typing import Any, Self
 
 import torch
 
-from fscil import registry
 from fscil.backbones.vit import Backbone
 from fscil.data.pictures import Label
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
 from fscil.errors import UserError
+from fscil.files import check_finite
 from fscil.methods.base import Method
 from fscil.methods.making import make_method
 from fscil.strict import build
 from fscil.teachable.answering import Answering
-from fscil.teachable.folder import BACKBONE, ModelFolder
+from fscil.teachable.expense import choose_plan, keeping
+from fscil.teachable.folder import BACKBONE, MAY_LACK, ModelFolder
 from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
 from fscil.teachable.lessons import fitting_labels, labelled, left_out, read_lesson
 from fscil.teachable.names import check_class_names
-from fscil.teachable.planning import choose_held_out, fit_frozen, make_plan
+from fscil.teachable.planning import choose_held_out, fit_frozen
 from fscil.teachable.recognition import Notice
 from fscil.teachable.starting import (
     check_options,
@@ -47,6 +48,7 @@ from fscil.teachable.starting import (
     short_side,
     start_runtime,
     transform_for,
+    usual_backbone,
 )
 from fscil.teachable.versions import Versions
 from fscil.teachable.weights import check_named_weights, find_weights
@@ -60,7 +62,7 @@ class Teachable(Answering):
     def __init__(
         self,
         method: str = "smp",
-        backbone: str | Backbone = registry.PAPER_BACKBONE,
+        backbone: str | Backbone = "auto",
         *,
         weights: str | os.PathLike | None = None,
         head: str | Mapping[str, Any] = "auto",
@@ -95,8 +97,9 @@ class Teachable(Answering):
         self.verbose = verbose
 
     # ---- learning -------------------------------------------------------------------------------------------------
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Learns the base classes."""
+    def fit(self, X: Any, y: Any = None, *, progress: str | os.PathLike | None = None) -> Self:
+        """Learns the base classes. Training keeps its progress in the folder `progress`, if one is given: the same call
+        goes on where it was stopped."""
         check_parameters(self)
         self._versions = Versions()
         check_options(self.method, self.options)
@@ -105,15 +108,16 @@ class Teachable(Answering):
         for text in check_class_names(labels):
             self.note(text)
         self.runtime_ = start_runtime(self.device, self.precision, self.seed, self.verbose)
-        backbone = open_backbone(self.backbone, self.weights, (self.preprocessing or {}).get("size"), self.runtime_)
+        chosen = usual_backbone(self.runtime_) if self.backbone == "auto" else self.backbone
+        backbone = open_backbone(chosen, self.weights, (self.preprocessing or {}).get("size"), self.runtime_)
         transform = transform_for(backbone, self.preprocessing)
         pictures, labels = read_lesson(X, labels, short_side(transform), self.skip_bad, self.note)
         names = sorted(set(labels))
         if len(names) < 2:
             raise UserError(f'fit needs pictures of at least two classes; there is 1 class, "{names[0]}".')
         counts = Counter(labels)
-        on_gpu = self.runtime_.device.type == "cuda"
-        plan = make_plan(self.method, len(names), len(labels), self.train, self.head, self.options, on_gpu=on_gpu)
+        everything = Pixels(pictures.store, transform, self.seed, pictures.kept, self.runtime_.device)
+        plan, cost = choose_plan(self, everything, len(names), backbone, self.runtime_)
         self.config_ = {
             "method": plan.method,
             "options": dict(plan.options),
@@ -129,7 +133,6 @@ class Teachable(Answering):
         method = self._new_method()
         place = {name: number for number, name in enumerate(names)}
         number = torch.tensor([place[label] for label in labels])
-        everything = Pixels(pictures.store, transform, self.seed, pictures.kept, self.runtime_.device)
         held = choose_held_out(number, self.held_out if plan.trains else 0.0, self.runtime_)
         training = (~held).nonzero().squeeze(1)
         task = Task(0, tuple(range(len(names))), everything.select(training), number[training])
@@ -139,8 +142,10 @@ class Teachable(Answering):
                 "differ. Add some, or pass --head prototypes (head='prototypes')."
             )
         self.plan_ = plan.said(len(names), len(training), int(held.sum()))
-        (self.note if plan.too_small else self.runtime_.display.line)(self.plan_)
-        with method.remembering():
+        (self.note if plan.untrained else self.runtime_.display.line)(self.plan_)
+        if cost is not None:
+            self.runtime_.display.line(str(cost))
+        with keeping(progress, self.runtime_, self.config_, pictures.fingerprints), method.remembering():
             if plan.trains or plan.head:
                 method.fit_base(task)
             else:
@@ -332,6 +337,7 @@ class Teachable(Answering):
     def _finish(self, action: str, classes: dict[str, int], when: str) -> None:
         """Calibrates and makes the present state a version."""
         knowledge = self.knowledge_
+        check_finite(knowledge.tensors(), "nothing was learned from these pictures", MAY_LACK)
         knowledge.calibrate(self.false_rejection)
         reported = ("held_out_accuracy", "held_out_rejection", "taught_rejection")
         event = {

@@ -21,6 +21,9 @@ from fscil.teachable.unknown import KnownSpace
 
 TRAIN_FROM_CLASSES = 10  # a base set below either of these is not trained on:
 TRAIN_FROM_PICTURES = 20  # pictures per class on average
+TOO_SMALL = f"training starts at {TRAIN_FROM_CLASSES} classes and {TRAIN_FROM_PICTURES} pictures per class"
+# DeiT-Tiny on two cores: 720 photos take 2.5 minutes an epoch, and the classifier is no better for it.
+ON_A_CPU = "training is left to GPUs: a CPU takes minutes an epoch and gains little; --train always does it here"
 TEACHING_VIEWS = 4  # augmented views per picture when a class is taught by MPCC
 OF_SMP = ("mpcc", "prototypes", "closed_form")  # heads that smp's own options describe
 FROZEN_OPTIONS = ("shrinkage", "correction", "views")  # those that mean something without training
@@ -35,7 +38,7 @@ FROZEN_CLASSIFIERS = {
 class Plan:
     """Method, complete options and head. Without training it is a head on the frozen backbone.
 
-    >>> plan = make_plan("smp", classes=60, pictures=30_000)
+    >>> plan = make_plan("smp", classes=60, pictures=30_000, on_gpu=True)
     >>> plan.said(classes=60, training=27_000, held=3_000)
     '60 classes, 30000 pictures: training smp on 27000, 3000 kept for calibration'
     """
@@ -43,7 +46,7 @@ class Plan:
     method: str
     options: dict[str, Any]
     trains: bool
-    too_small: bool  # there was not enough to train on, though nothing forbade it
+    untrained: str  # why nothing is trained, though nobody forbade it
     head: dict[str, Any] = field(default_factory=dict)  # name and options; empty: the method's own
 
     def said(self, classes: int, training: int, held: int) -> str:
@@ -55,9 +58,7 @@ class Plan:
         else:
             classifier = FROZEN_CLASSIFIERS[self.options["calibration"]]
         said = f"{size}: the backbone stays as it is, the classifier is {classifier}"
-        if self.too_small:
-            said += f" (training starts at {TRAIN_FROM_CLASSES} classes and {TRAIN_FROM_PICTURES} pictures per class)"
-        return said
+        return f"{said} ({self.untrained})" if self.untrained else said
 
 
 def make_plan(
@@ -68,14 +69,21 @@ def make_plan(
     head: str | Mapping[str, Any] = "auto",
     options: Mapping[str, Any] | None = None,
     on_gpu: bool = False,
+    obstacle: str = "",
 ) -> Plan:
-    """What to do with a base set of this size; the other arguments are those of `fscil.FewShotClassifier`."""
+    """What to do with a base set of this size; the other arguments are those of `fscil.FewShotClassifier`.
+
+    By itself it trains only where that pays: on a GPU, and with enough to learn from. `obstacle` is another reason why
+    it should not.
+    """
     small = classes < TRAIN_FROM_CLASSES or pictures / classes < TRAIN_FROM_PICTURES
-    trains = train == "always" or (train == "auto" and not small)
+    why_not = TOO_SMALL if small else ON_A_CPU if not on_gpu else obstacle
+    trains = train == "always" or (train == "auto" and not why_not)
+    untrained = why_not if train == "auto" else ""
     chosen_head = {"name": head} if isinstance(head, str) else dict(head)
     calibration = chosen_head["name"]
     if calibration != "auto" and (len(chosen_head) > 1 or calibration not in OF_SMP or (trains and method != "smp")):
-        return _with_head(method if trains else "frozen", options if trains else {}, chosen_head, trains, small, train)
+        return _with_head(method if trains else "frozen", options if trains else {}, chosen_head, trains, untrained)
     name = method if trains else "smp" if calibration == "mpcc" else "closed_form"
     entry, cls, chosen = registry.method_entry(name), registry.method_class(name), dict(options or {})
     if not trains:
@@ -89,17 +97,17 @@ def make_plan(
         usual = "mpcc" if on_gpu else "closed_form"
         chosen = {"calibration": usual if calibration == "auto" else calibration, "views": TEACHING_VIEWS, **chosen}
     complete = asdict(build(cls.Options, {**entry.options, **chosen}, "options."))
-    return Plan(name, complete, trains, too_small=small and train == "auto")
+    return Plan(name, complete, trains, untrained)
 
 
 def _with_head(
-    method: str, options: Mapping[str, Any] | None, head: dict[str, Any], trains: bool, small: bool, train: str
+    method: str, options: Mapping[str, Any] | None, head: dict[str, Any], trains: bool, untrained: str
 ) -> Plan:
     entry, cls = registry.method_entry(method), registry.method_class(method)
     complete = asdict(build(cls.Options, {**entry.options, **(options or {})}, "options."))
     name = head.pop("name")
     options_of_head = build(registry.head_class(name).Options, {**registry.head_entry(name).options, **head}, "head.")
-    return Plan(method, complete, trains, small and train == "auto", {"name": name, **asdict(options_of_head)})
+    return Plan(method, complete, trains, untrained, {"name": name, **asdict(options_of_head)})
 
 
 def choose_held_out(labels: Tensor, share: float, runtime: Runtime) -> Tensor:

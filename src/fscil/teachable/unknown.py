@@ -262,4 +262,5 @@ def rejection_threshold(scores: Tensor, rate: float) -> float | None:
     """
     scores = scores[~scores.isnan()]
     position = math.floor(rate * (len(scores) + 1) + 1e-9)
-    return float(scores.sort().values[position - 1]) if position >= 1 else None
+    limit = float(scores.sort().values[position - 1]) if position >= 1 else None
+    return limit if limit is not None and math.isfinite(limit) else None

@@ -6,6 +6,8 @@ features. Folded into the projections, the adapters cost nothing.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from fscil.backbones.lora import LoRA
 from fscil.errors import UserError
-from fscil.files import atomic_write, write_json
+from fscil.files import atomic_folder, atomic_write, write_json
 from fscil.methods.represented import Represented
 from fscil.teachable.model import Teachable
 
@@ -87,13 +89,14 @@ def represented(clf: Teachable) -> Represented:
     return method
 
 
-def new_folder(path: str | Path) -> Path:
-    """An empty folder, made if need be; one that holds something is refused."""
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` once it is whole; one that holds something is refused."""
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f'--output "{path}" exists already; choose another folder.')
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    with atomic_folder(path) as aside:
+        yield aside
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -28,7 +28,6 @@ def export_peft(clf: Teachable, output: str | Path, base: bool = True) -> Path:
     lora = adapters_of(clf)
     vit = _plain_vit(clf.backbone_)
     names = _attention_names()
-    output = new_folder(output)
     rank = lora.rank or 1  # an untrained model has no adapters; peft wants at least rank one
     A, B = (tensor.detach().float().cpu() for tensor in (lora.A, lora.B))
     if lora.rank == 0:
@@ -52,14 +51,15 @@ def export_peft(clf: Teachable, output: str | Path, base: bool = True) -> Path:
         "target_modules": [name(0).rpartition(".")[2] for name in names],
     }
     weight, bias = linear_head(clf)
-    write_tensors(output / "adapter_model.safetensors", tensors)
-    atomic_write(output / "adapter_config.json", json.dumps(config, indent=1))
-    write_tensors(output / "head.safetensors", {"weight": weight, "bias": bias})
-    if base:
-        write_tensors(output / "base" / "model.safetensors", to_huggingface(vit))
-        atomic_write(output / "base" / "config.json", json.dumps(_huggingface_config(vit), indent=1))
-    describe(clf, output)
-    return output
+    with new_folder(output) as folder:
+        write_tensors(folder / "adapter_model.safetensors", tensors)
+        atomic_write(folder / "adapter_config.json", json.dumps(config, indent=1))
+        write_tensors(folder / "head.safetensors", {"weight": weight, "bias": bias})
+        if base:
+            write_tensors(folder / "base" / "model.safetensors", to_huggingface(vit))
+            atomic_write(folder / "base" / "config.json", json.dumps(_huggingface_config(vit), indent=1))
+        describe(clf, folder)
+    return Path(output)
 
 
 def _attention_names() -> list[Callable[[int], str]]:

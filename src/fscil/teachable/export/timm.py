@@ -19,7 +19,6 @@ def export_timm(clf: Teachable, output: str | Path) -> Path:
     """
     method, (weight, bias) = represented(clf), linear_head(clf)
     tensors = {**folded_weights(clf), "head.weight": weight, "head.bias": bias}
-    output = new_folder(output)
     name, image_size = clf.backbone_.name, clf.backbone_.image_size
     glyph = GLYPH_VITS.get(name)  # not an architecture of timm's: a small one of the same kind, with other sizes
     architecture, _, tag = name.partition(".")
@@ -44,7 +43,8 @@ def export_timm(clf: Teachable, output: str | Path) -> Path:
             "classifier": "head",
         },
     }
-    write_tensors(output / "model.safetensors", tensors)
-    atomic_write(output / "config.json", json.dumps(config, ensure_ascii=False, indent=1))
-    describe(clf, output)
-    return output
+    with new_folder(output) as folder:
+        write_tensors(folder / "model.safetensors", tensors)
+        atomic_write(folder / "config.json", json.dumps(config, ensure_ascii=False, indent=1))
+        describe(clf, folder)
+    return Path(output)

@@ -1,0 +1,130 @@
+"""Many heads on one trained base: a representation learns the base task once, then every head learns the few-shot tasks
+of every draw of the shots from its features. Nothing is trained twice.
+
+Draw 0 is the protocol's own, so its figures are those of `fscil run --method M --head H`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fscil import registry
+from fscil.backbones.loading import make_backbone
+from fscil.backbones.vit import Backbone
+from fscil.config import RunConfig
+from fscil.data.datasets import load_dataset
+from fscil.data.datasets.common import Dataset
+from fscil.data.stream import Stream, make_stream
+from fscil.data.transforms import make_transform
+from fscil.errors import UserError
+from fscil.evaluation import metrics
+from fscil.heads.base import Head, Lesson
+from fscil.methods.making import make_head, make_method
+from fscil.methods.represented import Headed, Represented
+from fscil.runtime import Runtime
+from fscil.strict import build
+
+APART = 1000  # between the seeds of two draws
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A backbone, and streams that differ in their shots alone: the base task and the test images are the first's."""
+
+    backbone: Backbone
+    streams: Sequence[Stream]
+
+    @classmethod
+    def make(cls, config: RunConfig, count: int, runtime: Runtime, dataset: Dataset | None = None) -> Draws:
+        """The protocol's stream, and `count` - 1 further ones, of which only the shots are read."""
+        dataset = dataset or load_dataset(config.dataset, config.data)
+        backbone = make_backbone(config.backbone, config.weights, config.transform.size).prepare(runtime)
+        transform, data = make_transform(config.transform, backbone), dataset.complete(config.data)
+        streams = [
+            make_stream(
+                dataset, replace(data, limit=1) if draw else data, transform, config.seed + APART * draw, runtime.device
+            )
+            for draw in range(count)
+        ]
+        return cls(backbone, streams)
+
+
+class OneBase:
+    """A method after its base task, as heads see it: lessons of every draw and the features of the test images."""
+
+    def __init__(self, method: Represented, draws: Draws):
+        self.method, self.draws = method, draws
+        method.fit_base(self.stream.tasks[0])
+        self.base = replace(method.lesson(self.stream.tasks[0]), number=0)
+        self.tests = method.features(self.stream.test)
+        self.lessons = [self._lessons(stream) for stream in draws.streams]
+
+    @property
+    def stream(self) -> Stream:
+        return self.draws.streams[0]
+
+    def _lessons(self, stream: Stream) -> list[Lesson]:
+        """The lessons of a draw, the base task's first; afterwards the method knows the base task alone again."""
+        method, lessons = self.method, [self.base]
+        for task in stream.tasks[1:]:
+            method.count_classes(task)
+            lessons.append(method.lesson(task))
+        method.class_counts = method.class_counts[: stream.base_classes]
+        method.tasks_seen = torch.ones_like(method.tasks_seen)
+        return lessons
+
+    def examine(self, head: Head, draw: int = 0) -> dict[str, Any]:
+        """All sessions of a fresh head on a draw and what they come to, as results.json has them."""
+        sessions = []
+        for number, lesson in enumerate(self.lessons[draw]):
+            (head.fit if number == 0 else head.teach)(lesson)
+            sessions.append(_session(head, self.tests, self.stream, number))
+        return {"sessions": sessions, "summary": metrics.summarise(sessions)}
+
+
+def _session(head: Head, tests: Tensor, stream: Stream, number: int) -> dict[str, Any]:
+    labels, seen = stream.test_labels, stream.seen(number)
+    positions = (labels < seen).nonzero().squeeze(1)
+    with torch.no_grad():
+        top = head.scores(tests[positions.to(tests.device)]).topk(min(5, seen), 1).indices.cpu()
+    known = labels[positions].cpu().numpy()
+    return {
+        "session": number,
+        **metrics.evaluate_session(known, top.numpy(), stream.base_classes, seen, stream.way),
+    }
+
+
+def represented(name: str, options: Mapping[str, Any], backbone: Backbone, runtime: Runtime) -> Represented:
+    """A method ready for heads of any kind; its own head is there as well."""
+    if not registry.method_class(name).features_fixed:
+        raise UserError(f"--method {name}: its features move after the base task, so heads cannot share them")
+    method = make_method(name, options, backbone, runtime)
+    if isinstance(method, Represented):
+        return method
+    return Headed(method, make_head({"name": "prototypes"}, method.feature_dim, runtime))
+
+
+def fresh_head(method: Represented, name: str = "own", options: Mapping[str, Any] | None = None) -> Head:
+    """A head that has learned nothing: by name, or `own`, the method's; with these options changed."""
+    chosen = dict(options or {})
+    if name != "own":
+        return make_head({"name": name, **chosen}, method.feature_dim, method.runtime)
+    own = method.head.twin()
+    if chosen:
+        own.options = build(type(own.options), {**asdict(own.options), **chosen}, "head.")
+    return own
+
+
+def train_together(methods: Sequence[Represented], stream: Stream) -> None:
+    """The adapter sets of all methods that are trained alike, in one pass; they end up on the runtime's shelf."""
+    inner = [method.inner if isinstance(method, Headed) else method for method in methods]
+    plans = [plan for method in inner if (plan := method.adapter_plan(method.options)) is not None]
+    for kind in dict.fromkeys((plan.rank, plan.init, plan.schedule) for plan in plans):
+        alike = [plan for plan in plans if (plan.rank, plan.init, plan.schedule) == kind]
+        specs = tuple(dict.fromkeys(spec for plan in alike for spec in plan.specs))
+        replace(alike[0], specs=specs).train(inner[0].backbone, stream.tasks[0], inner[0].runtime)
