@@ -44,10 +44,10 @@ def app(
     from fscil.commands._shared import check_model
     from fscil.errors import UserError
 
-    if model is not None and not demo:
-        check_model(model, weights)
-    elif not demo or model is not None:
+    if demo == (model is not None):
         raise UserError("give a model folder, or --demo for one to try things with.")
+    if model is not None:
+        check_model(model, weights)
     password = read_password(password_file)
     from fscil.serving.page import serve
     from fscil.teachable.demo import make_demo
