@@ -1,7 +1,7 @@
 # fscil for recognising and teaching on a CPU: `fscil serve` and `fscil app` (docs/deployment.md).
 #
 #   docker build -t fscil .
-#   docker build -t fscil --build-arg TORCH_INDEX=URL .    # URL: torch's own index of CPU wheels, a third of the size
+#   docker build -t fscil --build-arg TORCH_INDEX=URL .    # URL: torch's own index of CPU wheels, much smaller
 
 FROM python:3.12-slim AS build
 ARG TORCH_INDEX=""

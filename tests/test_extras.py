@@ -20,6 +20,7 @@ SHORT = {
     "app": "the_interface_behind_the_page",
     "bulk": "local",
     "cluster": "one_line",
+    "docs": "linked_as_pages",
     "export": "peft or onnxruntime",
     "heic": "heic",
     "hf": "columns",

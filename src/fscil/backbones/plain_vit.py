@@ -105,7 +105,7 @@ class PlainViT(nn.Module):
             return cls(shape)
 
     def _pos_embed(self, patches: Tensor) -> Tensor:
-        return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], 1) + self.pos_embed
+        return torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], 1) + self.pos_embed
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = True) -> Tensor:
         return tokens[:, 0]

@@ -74,8 +74,8 @@ def check_onnx(clf: Teachable, path: Path) -> None:
         raise UserError("checking an ONNX file needs onnxruntime: pip install fscil[export]") from error
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     tolerance = ROUNDED_TOLERANCE if clf.runtime_.dtype == torch.bfloat16 else TOLERANCE
-    for height, width in CHECKED_SIZES:
-        pictures = [scene(height, width, seed) for seed in (0, 1)]
+    for count, (height, width) in enumerate(CHECKED_SIZES, 1):
+        pictures = [scene(height, width, seed) for seed in range(count)]
         found = session.run(["probabilities"], {"pictures": np.stack(pictures)})[0]
         difference = float(np.abs(found - clf.predict_proba(pictures)).max())
         if not difference <= tolerance:
