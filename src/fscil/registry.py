@@ -289,7 +289,7 @@ def head_entry(name: str) -> HeadEntry:
 
 def dataset_entry(name: str) -> DatasetEntry:
     """A dataset by name; of a family ("hf:ORG/NAME"), the family's with the name as title."""
-    family, _, member = name.partition(":")
+    family, _, member = name.partition(":") if isinstance(name, str) else ("", "", "")
     if member and family in FAMILIES:
         return replace(FAMILIES[family], title=member)
     return _lookup("dataset", name, {**datasets(), **{f"{family}:NAME": entry for family, entry in FAMILIES.items()}})

@@ -15,7 +15,7 @@ from fscil.evaluation import paper
 from fscil.evaluation.results import find_runs
 from fscil.experiments.leaderboard import choose, write_site
 from fscil.files import read_json, write_json
-from made_up_runs import made_up_result
+from made_up_runs import as_stored, made_up_result
 from probe_world import run, tiny_config, unhash
 
 
@@ -61,7 +61,7 @@ def runs(probe, tmp_path):
 def made_up(folder, method, seed=2023, dataset="cifar100", **changes):
     result = made_up_result(method, seed, dataset, 60, 5, 8, per_class=2)
     result["config"] = {**resolve(method, dataset, seed=seed).to_dict(), **changes}
-    write_json(folder / "results.json", {**result, "stream": {}, "confusion": []})
+    write_json(folder / "results.json", as_stored(result, 60, 5, 8))
     return result
 
 

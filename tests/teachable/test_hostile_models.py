@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,11 +151,17 @@ def test_a_model_of_version_0_1_finds_its_weights(saved, weights):
 
 def test_a_pulled_model_may_name_no_file_of_this_machine(saved, tmp_path):
     class Client:
-        def snapshot_download(self, repo, local_dir, allow_patterns):
-            shutil.copytree(saved, local_dir)
+        def model_info(self, repo, *, revision=None, files_metadata=False):
+            files = [SimpleNamespace(rfilename=path.name, size=path.stat().st_size) for path in saved.iterdir()]
+            return SimpleNamespace(sha="0" * 40, siblings=files)
+
+        def hf_hub_download(self, repo, name, *, revision, local_dir):
+            assert name == "model.json"  # nothing else is asked for
+            Path(local_dir).mkdir(parents=True, exist_ok=True)
+            shutil.copy(saved / name, local_dir)
 
     with pytest.raises(UserError, match="names a file of this machine"):
-        pull(tmp_path / "pulled", "somebody/birds", Client())
+        pull(tmp_path / "pulled", "somebody/birds", client=Client())
     assert not (tmp_path / "pulled").exists()
 
 

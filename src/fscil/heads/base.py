@@ -153,19 +153,24 @@ class Head(nn.Module):
     def fit(self, lesson: Lesson) -> None:
         """Starts anew with the base task."""
         self.counts, self.diagnostics = lesson.counts, {}
-        with self._sound():
+        with self._sound(lesson.features):
             self.describe(lesson)
 
     def teach(self, lesson: Lesson) -> None:
         """Takes in a later task."""
         before = torch.cat([self.counts, self.counts.new_zeros(lesson.classes - self.seen)])
         self.counts, self.diagnostics = before + lesson.counts, {}
-        with self._sound():
+        with self._sound(lesson.features):
             self.learn(lesson, before)
 
     @contextlib.contextmanager
-    def _sound(self) -> Iterator[None]:
+    def _sound(self, features: Tensor) -> Iterator[None]:
         """What is learned inside is made of numbers, or a UserError says that these features do not allow for it."""
+        if bad := int((~torch.isfinite(features).all(1)).sum()):
+            raise UserError(
+                f"the features of {bad} images are no numbers (NaN or infinity): training diverged. Take a lower "
+                "learning rate (--set options.lr=…) or --precision fp32."
+            )
         try:
             yield
             learned = all(bool(torch.isfinite(tensor).all()) for tensor in self.state().values())
