@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from fscil.data.decode import DecodeError, decode_image, decode_store, in_order
+from fscil.data.decode import DecodeError, decode_image, decode_store, in_order, picture_array
 from fscil.data.downloads import Archive, fetch, unpack
 from fscil.errors import UserError
 
@@ -382,3 +382,14 @@ def test_a_missing_extra_for_heic_is_named(tmp_path, monkeypatch):
     file.write_bytes(b"\x00\x00\x00\x1cftypheic" + bytes(100))
     with pytest.raises(DecodeError, match=r'photo.heic: HEIC pictures need pillow-heif: pip install "fscil\[heic\]"'):
         decode_image(file)
+
+
+def test_a_reduction_goes_across_and_then_down_whatever_the_version_of_pillow():
+    """One axis at a time there is no order to choose; for wide pictures all versions go across first as well."""
+    levels = np.random.default_rng(0).integers(0, 256, (90, 400, 3), dtype=np.uint8)
+    wide = Image.fromarray(levels)
+    at_once = np.asarray(wide.resize((133, 30), Image.Resampling.BICUBIC))
+    np.testing.assert_array_equal(picture_array(wide, 30), at_once)
+    tall = wide.transpose(Image.Transpose.TRANSPOSE)
+    across = tall.resize((30, 400), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(picture_array(tall, 30), across.resize((30, 133), Image.Resampling.BICUBIC))

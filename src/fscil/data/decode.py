@@ -130,7 +130,14 @@ def _reduced(picture: Image.Image, short_side: int | None) -> Image.Image:
         return picture
     # The longer side rounds down, as torchvision's Resize does.
     size = [short_side if side == short else int(short_side * side / short) for side in (width, height)]
-    return picture.resize(size, Image.Resampling.BICUBIC)
+    return resized(picture, size[0], size[1])
+
+
+def resized(picture: Image.Image, width: int, height: int) -> Image.Image:
+    """Bicubic, across and then down. Asked for both at once, Pillow rounds to levels in between and from version 13 on
+    takes whichever order is cheaper, so that levels would depend on its version."""
+    across = picture.resize((width, picture.height), Image.Resampling.BICUBIC)
+    return across.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def in_order(function: Callable[[S], T], items: Iterable[S], workers: int | None = None) -> Iterator[T]:

@@ -127,6 +127,8 @@ def glyph_mask(code: int, font: str) -> np.ndarray:
     """
     from PIL import Image, ImageDraw
 
+    from fscil.data.decode import resized
+
     typeface, text = _load_font(font, 96), chr(code)
     left, top, right, bottom = cast("tuple[int, int, int, int]", typeface.getbbox(text))
     canvas = Image.new("L", (max(right - left, 1) + 8, max(bottom - top, 1) + 8))
@@ -138,9 +140,7 @@ def glyph_mask(code: int, font: str) -> np.ndarray:
     ink = canvas.crop(box)
     scale = MASK_INK / max(ink.size)
     width, height = (max(round(side * scale), 1) for side in ink.size)
-    mask.paste(
-        ink.resize((width, height), Image.Resampling.BICUBIC), ((MASK_SIZE - width) // 2, (MASK_SIZE - height) // 2)
-    )
+    mask.paste(resized(ink, width, height), ((MASK_SIZE - width) // 2, (MASK_SIZE - height) // 2))
     return np.asarray(mask)
 
 
