@@ -100,7 +100,7 @@ def desk(tmp_path_factory):
             shutil.copy(picture, root / "few" / folder.name)
         shutil.copy(sorted(folder.iterdir())[9], root / f"hand{number + 1}.png")
     strangers = sorted((root / "glyph-photos" / "test").iterdir())[-1]
-    for place in ("more-hands", "some", "more"):
+    for place in ("more-hands", "some", "more", "unsorted", "photos"):
         (root / place).mkdir()
         for number, picture in enumerate(sorted(strangers.iterdir())[:3]):
             shutil.copy(picture, root / place / f"hand{number + 1}.png")
@@ -115,11 +115,12 @@ def transcript(page: Path) -> list[tuple[str, str]]:
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         parts = re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.MULTILINE)[1:] if not language else []
         found += [tuple(part.partition("\n")[::2]) for part in parts if part.startswith("fscil ")]
-    return found
+    return [(command, output) for command, output in found if "--watch" not in command]  # which never ends by itself
 
 
 @pytest.mark.slow
 @pytest.mark.extra("export")
+@pytest.mark.extra("bulk")
 def test_the_pages_about_a_model_can_be_followed(desk):
     for name in FOLLOWED:
         commands = transcript(ROOT / "docs" / "commands" / f"{name}.md")
