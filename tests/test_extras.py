@@ -28,6 +28,8 @@ SHORT = {
     "tensorboard": "tensorboard",
 }
 
+CARRIED = {"colorama"}  # Ray has a copy of its own under that name, which hiding the other one would hide as well
+
 # Imported at the start of every Python below: neither imports nor metadata know what is hidden.
 HIDING = """
     import sys
@@ -84,7 +86,7 @@ def environment_with(extras: set[str], folder: Path) -> dict[str, str]:
     optional = set().union(*(asked_by("fscil", extra) for extra in SHORT)) - asked_by("fscil")
     seen = closure(everything - optional | set().union(*(asked_by("fscil", extra) for extra in extras)))
     hidden = closure(everything) - seen
-    modules = set().union(*map(modules_of, hidden)) - set().union(*map(modules_of, seen))
+    modules = set().union(*map(modules_of, hidden)) - set().union(*map(modules_of, seen)) - CARRIED
     source = textwrap.dedent(HIDING).format(modules=modules, distributions=hidden)
     (folder / "sitecustomize.py").write_text(source)
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
