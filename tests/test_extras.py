@@ -28,8 +28,6 @@ SHORT = {
     "tensorboard": "tensorboard",
 }
 
-CARRIED = {"colorama"}  # Ray has a copy of its own under that name, which hiding the other one would hide as well
-
 # Imported at the start of every Python below: neither imports nor metadata know what is hidden.
 HIDING = """
     import sys
@@ -86,7 +84,7 @@ def environment_with(extras: set[str], folder: Path) -> dict[str, str]:
     optional = set().union(*(asked_by("fscil", extra) for extra in SHORT)) - asked_by("fscil")
     seen = closure(everything - optional | set().union(*(asked_by("fscil", extra) for extra in extras)))
     hidden = closure(everything) - seen
-    modules = set().union(*map(modules_of, hidden)) - set().union(*map(modules_of, seen)) - CARRIED
+    modules = set().union(*map(modules_of, hidden)) - set().union(*map(modules_of, seen))
     source = textwrap.dedent(HIDING).format(modules=modules, distributions=hidden)
     (folder / "sitecustomize.py").write_text(source)
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
@@ -109,7 +107,8 @@ def skipped_for(printed: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", sorted(SHORT))
+# not Ray: what is hidden is hidden from the processes that it starts, too; the workflow installs it alone
+@pytest.mark.parametrize("extra", sorted(SHORT.keys() - {"cluster"}))
 def test_an_extra_works_without_the_others(extra, tmp_path):
     arguments = ["-m", "extra", "-k", SHORT[extra]]
     outcomes, printed = outcomes_of(arguments, environment_with({extra}, tmp_path))
