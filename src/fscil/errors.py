@@ -1,9 +1,12 @@
-"""Errors that are the user's to fix. This module imports nothing heavy."""
+"""Errors that are the user's to fix, and being told to stop. This module imports nothing heavy."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 class UserError(ValueError):
@@ -19,3 +22,17 @@ def nearest(name: object, choices: Iterable[str]) -> str:
     folded = {choice.casefold(): choice for choice in map(str, choices)}
     match = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
     return f' Did you mean "{folded[match[0]]}"?' if match else ""
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """A polite kill (SIGTERM) ends the block the way Ctrl-C does."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -9,6 +9,7 @@ from PIL import Image
 from fscil.config import DataConfig, resolve
 from fscil.data.datasets import load_dataset
 from fscil.errors import UserError
+from stored_images import stored
 
 pytestmark = pytest.mark.extra("hf")
 
@@ -41,15 +42,6 @@ def write_table(folder, part, numbers, labels, extra=None, names=("cat", "dog", 
     folder.mkdir(parents=True, exist_ok=True)
     table = pyarrow.Table.from_pydict(columns, schema=datasets.Features(features).arrow_schema)
     parquet.write_table(table, folder / f"{part}-00000-of-00001.parquet")
-
-
-def stored(dataset, split):
-    positions = [at for at, entry in enumerate(dataset.manifest.entries) if entry.split == split]
-    store, kept = dataset.store(positions)
-    assert kept == positions
-    entries = [dataset.manifest.entries[at] for at in positions]
-    names = dataset.manifest.class_names
-    return {entry.image: (names[entry.label], store.image(at).numpy()) for at, entry in enumerate(entries)}
 
 
 def test_its_columns_are_found_and_its_pictures_are_those_of_the_table(tmp_path):

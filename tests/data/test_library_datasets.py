@@ -17,6 +17,7 @@ from fscil.data.stream import make_stream
 from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.files import digest_file
+from stored_images import stored
 
 
 @pytest.fixture(autouse=True)
@@ -26,16 +27,6 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 def picture(number, size=(12, 16)):
     return np.random.default_rng(number).integers(0, 255, (*size, 3), dtype=np.uint8)
-
-
-def stored(dataset, split):
-    """{name of an image: (class name, pixels)} of one side of the split, as a run reads it."""
-    positions = [at for at, entry in enumerate(dataset.manifest.entries) if entry.split == split]
-    store, kept = dataset.store(positions)
-    assert kept == positions
-    entries = [dataset.manifest.entries[at] for at in positions]
-    names = dataset.manifest.class_names
-    return {entry.image: (names[entry.label], store.image(at).numpy()) for at, entry in enumerate(entries)}
 
 
 @pytest.fixture

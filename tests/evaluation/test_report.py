@@ -1,7 +1,6 @@
 """The HTML report of a real (tiny) run: its content parsed back, hostile names, missing data, and a real browser."""
 
 import json
-import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -13,6 +12,7 @@ from PIL import Image
 from fscil.errors import UserError
 from fscil.evaluation.report import write_report
 from fscil.files import load_tensors, read_json, write_json
+from headless import headless
 from probe_world import rehash
 
 CLASSES = ["apple", "bee", "cat", "<script>alert(1)<b>", 'dog" onload="x', "eel & fox", "gnu", "hen"]
@@ -194,23 +194,8 @@ def test_unfinished_damaged_and_foreign_folders_are_refused(runs, tmp_path):
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_opens_in_a_real_browser(runs, tmp_path, width, scheme):
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not chromium or not driver:
-        message = "chromium and chromedriver are not installed"
-        pytest.fail(message) if os.environ.get("FSCIL_REQUIRE_ALL") == "1" else pytest.skip(message)
-    from selenium import webdriver
-
     out = write_report(runs, tmp_path / "report.html")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={width},900"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    with headless(width) as browser:
         browser.execute_cdp_cmd(
             "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         )
@@ -234,5 +219,3 @@ def test_opens_in_a_real_browser(runs, tmp_path, width, scheme):
         assert (brightness[0] > brightness[1]) == (scheme == "light")
         assert browser.get_log("browser") == []
         assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
-    finally:
-        browser.quit()

@@ -1,8 +1,6 @@
 """`fscil leaderboard`: which runs it takes, what its pages say, and how they behave in a browser."""
 
-import os
 import re
-import shutil
 import statistics
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,6 +13,7 @@ from fscil.evaluation import paper
 from fscil.evaluation.results import find_runs
 from fscil.experiments.leaderboard import choose, write_site
 from fscil.files import read_json, write_json
+from headless import headless
 from made_up_runs import as_stored, made_up_result
 from probe_world import run, tiny_config, unhash
 
@@ -156,23 +155,12 @@ def test_everything_from_files_is_escaped_and_names_are_safe(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1200, 390])
 def test_it_sorts_and_fits_in_a_real_browser(tmp_path, width):
-    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        message = "chromium and chromedriver are not installed"
-        pytest.fail(message) if os.environ.get("FSCIL_REQUIRE_ALL") == "1" else pytest.skip(message)
-    from selenium import webdriver
     from selenium.webdriver.common.keys import Keys
 
     for method in ("smp", "teen", "clom", "closed_form"):
         made_up(tmp_path / "runs" / method, method)
     entries, _ = choose(find_runs([tmp_path / "runs"]), include_unverified=True)
     write_site(entries, tmp_path / "site")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={width},900"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
 
     def column(title):
         return browser.execute_script(
@@ -187,9 +175,7 @@ def test_it_sorts_and_fits_in_a_real_browser(tmp_path, width):
     def press(title):
         browser.find_element("xpath", f"//th/button[normalize-space()='{title}']").send_keys(Keys.ENTER)
 
-    try:
-        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    with headless(width) as browser:
         browser.get((tmp_path / "site" / "cifar100.html").as_uri())
         order, values = column("A_avg")
         assert order == "descending" and values == sorted(values, key=float, reverse=True)
@@ -211,5 +197,3 @@ def test_it_sorts_and_fits_in_a_real_browser(tmp_path, width):
         )
         assert browser.get_log("browser") == []
         assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
-    finally:
-        browser.quit()

@@ -30,6 +30,7 @@ from fscil.serving import page_parts
 from fscil.serving.gate import is_local
 from fscil.serving.page import before_login, check_upload, logged_in, serve
 from fscil.serving.uploads import Uploads
+from headless import headless, resize
 
 HOSTILE = '<img src=x onerror="alert(1)">{{value}}${1+1}'
 
@@ -315,7 +316,7 @@ def test_only_files_in_the_folder_for_uploads_are_touched(tmp_path, monkeypatch)
     assert all(file.exists() for file in canaries)
 
 
-def wait_until(holds, seconds=10):
+def wait_until(holds, seconds=30):
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -369,7 +370,7 @@ def running(model, tmp_path, *arguments, password=None, **variables):
         assert port, f"{line} {process.communicate()[1]}"
         yield f"http://127.0.0.1:{port[1]}", temporary
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=20)[1]
+        said = process.communicate(timeout=60)[1]
         assert process.returncode == 0 and "Traceback" not in said, said
         assert not list(temporary.glob("fscil-app-*"))
     finally:
@@ -378,7 +379,7 @@ def running(model, tmp_path, *arguments, password=None, **variables):
 
 
 class Visitor:
-    """Somebody with a browser, who reads and clicks what is on the page."""
+    """Somebody with a browser, who reads and clicks what is on the page, and tries again while it still moves."""
 
     def __init__(self, browser, address):
         self.browser, self.address = browser, address
@@ -389,49 +390,85 @@ class Visitor:
         self.browser.get(self.address)
         return self
 
+    def until(self, act, seconds=30):
+        """What `act` gives, once the page lets it: parts of it are drawn anew whenever the server has answered."""
+        from selenium.common.exceptions import WebDriverException
+
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return act()
+            except (WebDriverException, AssertionError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
     def find(self, css):
-        return self.browser.find_element("css selector", css)
+        return self.until(lambda: self.browser.find_element("css selector", css))
 
     def read(self, css):
-        return self.find(css).text
+        return self.until(lambda: self.find(css).text)
 
     def wait(self, css, text, seconds=30):
-        from selenium.common.exceptions import TimeoutException
-        from selenium.webdriver.support.ui import WebDriverWait
+        script = "return [...document.querySelectorAll(arguments[0])].map(e => e.innerText).join(' ')"
 
-        def shown(browser):
-            script = "return [...document.querySelectorAll(arguments[0])].map(e => e.innerText).join(' ')"
-            return " ".join(browser.execute_script(script, css).split())
+        def shown():
+            assert text in (found := " ".join(self.browser.execute_script(script, css).split())), (
+                f"{text!r} is not in {found!r}"
+            )
 
-        try:
-            WebDriverWait(self.browser, seconds, 0.1).until(lambda browser: text in shown(browser))
-        except TimeoutException:
-            raise AssertionError(f"{text!r} is not in {shown(self.browser)!r}") from None
+        self.until(shown, seconds)
 
     def click(self, css):
-        """Clicks as soon as it can be clicked."""
-        from selenium.webdriver.support.expected_conditions import element_to_be_clickable
-        from selenium.webdriver.support.ui import WebDriverWait
+        self.until(lambda: self.find(css).click())
 
-        WebDriverWait(self.browser, 20, 0.1).until(element_to_be_clickable(("css selector", css))).click()
+    def named(self, css, name):
+        """The one of that name, among several."""
+        found = [item for item in self.browser.find_elements("css selector", css) if name in item.text]
+        assert found, f"there is no {css} named {name!r}"
+        return found[0]
 
     def tab(self, name):
-        self.wait("[role=tablist]", name)
-        [tab for tab in self.browser.find_elements("css selector", "[role=tab]") if tab.text == name][0].click()
+        def opened():
+            self.named("[role=tab]", name).click()
+            assert self.named("[role=tab]", name).get_attribute("aria-selected") == "true"
+
+        self.until(opened)
+
+    def write(self, css, text):
+        """Puts the text in the place of what a box holds."""
+        from selenium.webdriver.common.keys import Keys
+
+        def written():
+            box = self.find(css)
+            box.send_keys(Keys.CONTROL, "a")
+            box.send_keys(text)
+            assert self.find(css).get_attribute("value") == text
+
+        self.until(written)
 
     def choose(self, css, name):
         """Types a name into a list of them."""
         from selenium.webdriver.common.keys import Keys
 
         self.click(f"{css} input")
-        box = self.find(f"{css} input")
-        box.send_keys(Keys.CONTROL, "a")
-        box.send_keys(name)
-        box.send_keys(Keys.ENTER)  # takes the name and closes the list
+        self.write(f"{css} input", name)
+        self.find(f"{css} input").send_keys(Keys.ENTER)  # takes the name and closes the list
         time.sleep(0.3)
 
+    def pick(self, css, name):
+        """Opens a list and clicks on a name in it."""
+
+        def picked():
+            if not self.browser.find_elements("css selector", "[role=option]"):
+                self.find(f"{css} input").click()
+            self.named("[role=option]", name).click()
+            assert self.find(f"{css} input").get_attribute("value") == name
+
+        self.until(picked)
+
     def upload(self, css, *files):
-        self.find(f"{css} input[type=file]").send_keys("\n".join(map(str, files)))
+        self.until(lambda: self.find(f"{css} input[type=file]").send_keys("\n".join(map(str, files))))
 
     def upload_through(self, button, *files):
         """Through a button of that label, whose input lies beside it."""
@@ -446,21 +483,17 @@ class Visitor:
         return self.read("#answer [class^=fs-]")
 
     def teach(self, name, files):
-        from selenium.webdriver.common.keys import Keys
-
         self.tab("Teach")
         time.sleep(0.7)  # nobody chooses files in the instant a tab appears
-        box = self.find("#name input, #name textarea")
-        box.send_keys(Keys.CONTROL, "a")
-        box.send_keys(name)
         self.upload("#shots", *files)
         self.shown(len(files))
+        self.write("#name input, #name textarea", name)
         time.sleep(0.5)
-        self.find("#teach-button").click()
+        self.click("#teach-button")
 
     def shown(self, count):
         pictures = "#shots .grid-container img"
-        assert wait_until(lambda: len(self.browser.find_elements("css selector", pictures)) == count, 20)
+        assert wait_until(lambda: len(self.browser.find_elements("css selector", pictures)) == count, 30)
 
     def errors(self):
         return [entry for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
@@ -468,28 +501,8 @@ class Visitor:
 
 @pytest.fixture(scope="module")
 def browser():
-    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        message = "chromium and chromedriver are not installed"
-        pytest.fail(message) if os.environ.get("FSCIL_REQUIRE_ALL") == "1" else pytest.skip(message)
-    pytest.importorskip("selenium")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    camera = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", *camera):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    resize(browser, 1280)
-    yield browser
-    browser.quit()
-
-
-def resize(browser, width):
-    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    with headless(1280, "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream") as found:
+        yield found
 
 
 def files_in(folder):
@@ -521,27 +534,25 @@ def test_recognise_teach_undo_and_restart(world, browser, tmp_path):
         visitor.wait("#lesson", "Learned “new rune” (5 pictures)")
         visitor.wait(".fs-head", "knows 7 classes, 1 of them taught")
         assert wait_until(lambda: files_in(temporary) == [])
-        visitor.find("#try-button").click()
+        visitor.click("#try-button")
         visitor.recognise(new, "new rune")
         assert library_says(model, new).top[0][0] == "new rune"
 
         visitor.teach("new rune", world["more"])  # a name that is known: it asks
         visitor.wait("#lesson", "“new rune” is known already, from 5 pictures")
-        visitor.find("#add-button").click()
+        visitor.click("#add-button")
         visitor.wait("#lesson", "Learned “new rune” (2 pictures)")
         visitor.tab("Classes")
         visitor.wait("#known", "new rune 7 taught")
-        visitor.find("#undo-button").click()
+        visitor.click("#undo-button")
         visitor.wait("#changed", "Taken back: Learned “new rune” (2 pictures)")
         visitor.wait("#known", "new rune 5 taught")
 
-        visitor.find("#chosen input").click()
-        visitor.wait("ul[role=listbox]", "new rune")
-        [item for item in browser.find_elements("css selector", "[role=option]") if "new rune" in item.text][0].click()
-        visitor.find("#remove-button").click()
+        visitor.pick("#chosen", "new rune")
+        visitor.click("#remove-button")
         visitor.wait("#changed", "Removed “new rune” (5 pictures)")
         visitor.wait(".fs-head", "knows 6 classes")
-        visitor.find("#undo-button").click()
+        visitor.click("#undo-button")
         visitor.wait(".fs-head", "knows 7 classes, 1 of them taught")
         visitor.tab("History")
         visitor.wait("#events", "Learned “new rune” (5 pictures)")
@@ -553,7 +564,7 @@ def test_recognise_teach_undo_and_restart(world, browser, tmp_path):
         visitor.recognise(new, "new rune")
         assert visitor.recognise(known, "sure.").startswith(world["name"])
         visitor.tab("Classes")
-        visitor.find("#undo-button").click()
+        visitor.click("#undo-button")
         visitor.wait(".fs-head", "knows 6 classes")
         assert "new rune" not in visitor.recognise(
             new, "Best classes" if not library_says(model, new).unknown else "Unknown"
@@ -799,7 +810,7 @@ def test_a_password_is_asked_for(world, browser, tmp_path):
             visitor.wait("button", "Login")
             visitor.find("input[type=text]").send_keys(name)
             visitor.find("input[type=password]").send_keys(password)
-            visitor.find("button.primary").click()
+            visitor.click("button.primary")
 
         for name, password in (("ann", "wrong horse"), ("bob", "correct horse")):
             visitor.open()
@@ -812,5 +823,5 @@ def test_a_password_is_asked_for(world, browser, tmp_path):
         visitor.recognise(world["known"][0], world["name"])
         assert visitor.errors() == []
         assert "ann · Log out" in visitor.read(".fs-head")
-        visitor.find(".fs-head a").click()
+        visitor.click(".fs-head a")
         visitor.wait("button", "Login")

@@ -197,7 +197,7 @@ def engine_of(name: str, jobs: int, address: str | None, cpus: Any, gpus: Any, m
 
 def work(todo: Sequence[Job], engine: Engine, quiet: bool) -> Overview:
     """Do the jobs; Ctrl-C ends with advice."""
-    from fscil.commands.run import stoppable
+    from fscil.errors import stoppable
     from fscil.experiments.engines import run_jobs
 
     try:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -92,7 +89,7 @@ def run(
     `fscil run --resume runs/glyphs-smp-seed2023-1`
     """
     from fscil.display import LiveDisplay, output_console
-    from fscil.errors import UserError
+    from fscil.errors import UserError, stoppable
     from fscil.experiments import run as protocol
     from fscil.experiments.api import configure
     from fscil.experiments.run_folder import new_folder
@@ -137,20 +134,6 @@ def run(
         return
     output_console().print(results.rich_table())
     print(f"results in {results.folder}")
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """A polite kill (SIGTERM) stops a run the way Ctrl-C does."""
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 COMMANDS = {"run": run}

@@ -15,13 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from fscil.errors import UserError
+from fscil.errors import UserError, stoppable
 
 GRACE = 5.0  # seconds for a worker to end by itself
 QUICK = 10.0  # seconds: a worker that ends sooner than that after its start will not do better next time
@@ -57,16 +56,12 @@ class Service:
             make_server(app, host).run(sockets=[listening])
 
 
-class _Told(Exception):
-    """A signal to stop."""
-
-
 def serve_with(workers: int, service: Service, listening: socket.socket, ready: Any) -> None:
     """Keeps so many processes answering until SIGTERM or Ctrl-C; `ready` is called when all are."""
     context = multiprocessing.get_context("spawn")  # a forked CUDA or OpenMP does not work
     opened = context.Semaphore(0)
     arguments = (service, listening, opened)
-    with tempfile.TemporaryDirectory(prefix="fscil-metrics-") as counts, _signals():
+    with tempfile.TemporaryDirectory(prefix="fscil-metrics-") as counts, stoppable():
         os.environ[COLLECTED] = counts
         running: dict[BaseProcess, float] = {}
         try:
@@ -81,7 +76,7 @@ def serve_with(workers: int, service: Service, listening: socket.socket, ready: 
                         ready()
                 for process in [process for process in running if process.sentinel in ended]:
                     _replace(process, running, context, arguments)
-        except (_Told, KeyboardInterrupt):
+        except KeyboardInterrupt:
             pass
         finally:
             _stop(list(running))
@@ -117,20 +112,6 @@ def _stop(processes: list[BaseProcess]) -> None:
         if process.is_alive():
             process.kill()
             process.join()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does."""
-
-    def told(*_: Any) -> None:
-        raise _Told
-
-    before = signal.signal(signal.SIGTERM, told)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _work(service: Service, listening: socket.socket, opened: Any) -> None:
