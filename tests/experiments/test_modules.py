@@ -1,15 +1,19 @@
 """The hashes of the code behind a run: what changes them, which modules are among them, what tables say of them."""
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import fscil
 from fscil.evaluation.tables import group_runs
 from fscil.evaluation.versions import code_notes, module_line
 from fscil.experiments import run as protocol
 from fscil.experiments.comparison import comparison_tables
-from fscil.experiments.modules import ALWAYS, code_hash, combined, imported_modules, module_hashes
+from fscil.experiments.modules import ALWAYS, code_hash, code_of_rooms, combined, imported_modules, module_hashes
 from fscil.files import read_json
 from made_up_runs import made_up_result
 from probe_world import run, stopped
@@ -61,6 +65,35 @@ def test_what_is_imported_when_the_modules_are_imported_is_among_them():
     found = imported_modules(starts)
     assert wanted <= found.keys() and "fscil.methods.clom" not in found
     assert found["fscil.methods.teen"].name == "teen.py"
+
+
+def test_the_code_of_all_rooms_changes_with_any_number_in_them_and_not_with_words(tmp_path):
+    copy = tmp_path / "fscil"
+    shutil.copytree(Path(fscil.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    ask = "import fscil.experiments.modules as m; print(m.__file__, m.code_of_rooms())"
+
+    def found():
+        told = subprocess.run(
+            [sys.executable, "-c", ask],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        where, digest = told.stdout.split()
+        assert where.startswith(str(tmp_path))
+        return digest
+
+    known = found()
+    assert known == code_of_rooms()
+    for name, addition, same in (
+        ("maths/discriminant.py", "\n# a remark\n", True),
+        ("cli.py", "\nUNUSED = 1\n", True),
+        ("methods/families/adapter_sets.py", "\nUNUSED = 1\n", False),
+    ):
+        with open(copy / name, "a") as file:
+            file.write(addition)
+        assert (found() == known) == same, name
 
 
 def test_a_methods_head_and_dataset_are_among_its_modules_and_other_methods_are_not():

@@ -32,6 +32,12 @@ def test_a_part_comes_back_bit_for_bit_and_under_its_own_key_alone(shelf):
     assert again.hits == 1
 
 
+def test_a_part_that_other_code_made_is_made_again(shelf, monkeypatch):
+    shelf.put(KEY, {"A": torch.ones(2)})
+    monkeypatch.setattr("fscil.experiments.shelf.code_of_rooms", lambda: "changed since")
+    assert shelf.get(KEY) is None and shelf.hits == 0
+
+
 def test_a_damaged_part_is_made_again(shelf):
     shelf.put(KEY, {"A": torch.ones(2)})
     path = shelf.path(KEY)

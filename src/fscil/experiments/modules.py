@@ -45,6 +45,14 @@ def combined(hashes: Mapping[str, str]) -> str:
     return _digest(repr(sorted(hashes.items())))
 
 
+@functools.cache
+def code_of_rooms() -> str:
+    """One hash of all code of `ROOMS`: what anything that is trained here may depend on."""
+    top = Path(__file__).parents[1]
+    files = sorted(path for room in ROOMS for path in (top / room).rglob("*.py"))
+    return combined({path.relative_to(top).as_posix(): code_hash(path.read_text(encoding="utf-8")) for path in files})
+
+
 def code_hash(source: str) -> str:
     """Hash of what a source does: the syntax tree without positions, comments and strings that stand alone.
 

@@ -1,8 +1,9 @@
 """A shelf on disk: adapters, base models and Fisher norms that several runs share, each trained once.
 
-A part is named by everything that decides it (images, backbone, options, seed, precision: its key, a JSON object), so
-a run finds what any other run left, today or in another process, and never something that merely looks alike. One
-safetensors file per part, written whole or not at all, carries its key; nothing is ever unpickled.
+A part is named by everything that decides it (images, backbone, options, seed, precision: its key, a JSON object; and
+the code that trains), so a run finds what any other run left, today or in another process, and never something that
+merely looks alike. One safetensors file per part, written whole or not at all, carries its key; nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from fscil._version import __version__
 from fscil.errors import UserError
+from fscil.experiments.modules import code_of_rooms
 from fscil.files import load_tensors, save_tensors
 from fscil.runtime import Shelf
 
@@ -43,7 +44,7 @@ class DiskShelf(Shelf):
         self.hits = 0
 
     def path(self, key: dict[str, Any]) -> Path:
-        text = json.dumps({**key, "fscil": __version__}, sort_keys=True)  # another version may train otherwise
+        text = json.dumps({**key, "code": code_of_rooms()}, sort_keys=True)  # other code may train otherwise
         kind = "-".join(str(key.get("part", "part")).lower().split())
         return self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.safetensors"
 
