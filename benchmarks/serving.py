@@ -2,11 +2,15 @@
 
     python benchmarks/serving.py                                    # about a minute
     python benchmarks/serving.py --clients 1 8 32 128 --seconds 60  # longer
+    python benchmarks/serving.py --minutes 10 --clients 64 --attackers --photos DIR --weights deit_tiny….safetensors
 
 Serves a model of glyphs on the plain backbone and sends it one picture per request from N clients that each wait for
 their answer before they send the next. `--max-batch 1` is the same server without batching, one request at a time. Then
 the server is taught in a loop and killed (SIGKILL) at random moments; everything it acknowledged must be there when it
 starts again. Clients run in this process, so they share the cores with the server.
+
+With `--minutes` it is instead one server under steady load, taught meanwhile, and with `--attackers` once more beside
+those (benchmarks/siege.py): answers, refusals, latency, and memory early and late.
 """
 
 from __future__ import annotations
@@ -24,7 +28,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,6 +36,7 @@ import numpy as np
 import psutil
 from common import environment
 from PIL import Image
+from siege import Form, form, siege
 
 from fscil.config import DataConfig
 from fscil.data.datasets import load_dataset
@@ -53,23 +57,12 @@ def pngs(split: str, classes: range, count: int) -> dict[str, list[bytes]]:
     return found
 
 
-def form(pictures: list[bytes], **fields: str) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a multipart request, made once: the client should cost little beside the server."""
-    edge = uuid.uuid4().hex
-    parts = [
-        f'--{edge}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n'.encode() for k, v in fields.items()
-    ]
-    for at, data in enumerate(pictures):
-        head = f'--{edge}\r\nContent-Disposition: form-data; name="files"; filename="{at}.png"\r\n\r\n'
-        parts.append(head.encode() + data + b"\r\n")
-    return b"".join(parts) + f"--{edge}--\r\n".encode(), {"Content-Type": f"multipart/form-data; boundary={edge}"}
-
-
 class Served:
     """A server process."""
 
     def __init__(self, model: Path, *options: str):
-        command = [sys.executable, "-m", "fscil", "serve", str(model), "--port", "0", "--device", "cpu", *options]
+        command = [sys.executable, "-m", "fscil", "serve", str(model), "--port", "0", "--device", "cpu"]
+        command += ["--no-access-log", *options]  # nobody reads it here, and a full pipe would stop the server
         began = time.perf_counter()
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         line = self.process.stderr.readline()
@@ -107,9 +100,7 @@ class Served:
         self.process.stderr.close()
 
 
-def load(
-    server: Served, requests: list[tuple[bytes, dict[str, str]]], clients: int, seconds: float
-) -> dict[str, float]:
+def load(server: Served, requests: list[Form], clients: int, seconds: float) -> dict[str, float]:
     """Every client sends one request after the other; latencies of all of them."""
     ends, taken, failed = time.perf_counter() + seconds, [], []
 
@@ -169,14 +160,44 @@ def kill_while_teaching(model: Path, lessons: list[list[bytes]], kills: int) -> 
     return f"{kills} kills, {len(acknowledged)} lessons acknowledged, {len(lost)} lost"
 
 
+def steady(chosen: argparse.Namespace) -> None:
+    """One server under load for minutes: siege.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        if chosen.photos:
+            by_class = [sorted(path.iterdir()) for path in sorted(chosen.photos.iterdir()) if path.is_dir()]
+            files = [[path.read_bytes() for path in paths[:15]] for paths in by_class[:30]]
+        else:
+            files = [*pngs(TRAIN, range(30), 15).values()]
+        backbone, weights = (chosen.backbone, chosen.weights) if chosen.photos else ("glyph_vit_a", None)
+        clf = Teachable(backbone=backbone, weights=weights, train="never", device="cpu")
+        known = [(data, f"class {label}") for label, group in enumerate(files[:20]) for data in group[:10]]
+        clf.fit(*map(list, zip(*known))).save(model)
+        server = Served(model, *(["--weights", str(weights)] if weights else []))
+        requests = [form([data]) for group in files[:20] for data in group[10:]]
+        lessons = [group[:5] for group in files[20:]]
+        sides = [Image.open(io.BytesIO(group[0])).size for group in files[:20]]
+        print(f"{backbone}, 20 classes; {os.cpu_count()} cores; {environment()}")
+        print(f"{chosen.clients[-1]} clients, {chosen.minutes:g} minutes a row; pictures like {sides[:3]}\n")
+        siege(server, requests, lessons, chosen.clients[-1], chosen.minutes, chosen.attackers)
+        server.stop()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=5.0, help="per row")
     parser.add_argument("--workers", type=int, nargs="*", default=[2], help="rows with so many processes")
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--minutes", type=float, help="steady load for so long, instead of all that")
+    parser.add_argument("--attackers", action="store_true", help="with --minutes: once more beside eight attackers")
+    parser.add_argument("--photos", type=Path, help="with --minutes: a folder of class folders, not glyphs")
+    parser.add_argument("--backbone", default="deit_tiny_patch16_224.fb_in1k", help="for the photos")
+    parser.add_argument("--weights", type=Path, help="its weights")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore", Notice)
+    if chosen.minutes:
+        return steady(chosen)
 
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "glyphs"

@@ -1,12 +1,14 @@
 """Everything that parses, fed with damaged and hostile input: each case ends in a result or a UserError.
 
-python tests/fuzzing.py --cases 10000             # all parsers, one after the other
+python tests/fuzzing.py --cases 10000                          # all parsers, one after the other
 python tests/fuzzing.py --cases 10000 --parser recipe --keep found
+python tests/fuzzing.py --cases 60000 --record fuzzed.jsonl    # goes on where it was stopped
 
 Seeds are files as the library writes them (some from version 0.1). A case is a seed changed in a few places: as a
 structure (JSON, YAML) or as bytes. Hashes are made right again where a stranger could, so that what lies behind them is
 reached. A finding is any other exception, a case of many seconds, or one that takes a lot of memory. `--keep` writes
-the inputs of findings to a folder; those in tests/data/hostile are tried by every run of the tests.
+the inputs of findings to a folder; those in tests/data/hostile are tried by every run of the tests. `--record` adds a
+line per thousand cases to a file, and what has its line there is not tried again.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import copy
 import functools
 import hashlib
 import io
+import itertools
 import json
 import logging
 import math
@@ -24,6 +27,7 @@ import resource
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -51,6 +55,7 @@ class Parser:
     seeds: Callable[[], list[bytes]]
     parse: Callable[[bytes, Path], Any]  # of these bytes, in an empty folder
     form: str = "bytes"  # bytes | json | yaml | lines of json
+    extra: str = ""  # what has to be installed
 
 
 # ---- changes -------------------------------------------------------------------------------------------------------
@@ -149,6 +154,9 @@ def changed_bytes(rng: random.Random, data: bytes, others: list[bytes]) -> bytes
     return bytes(made)
 
 
+Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
 def cases(parser: Parser, rng: random.Random) -> Iterator[bytes]:
     """Changed seeds, without end."""
     seeds = parser.seeds()
@@ -161,12 +169,12 @@ def cases(parser: Parser, rng: random.Random) -> Iterator[bytes]:
         value = changed_structure(rng, rng.choice(values))
         try:
             if parser.form == "yaml":
-                text = yaml.safe_dump(value, allow_unicode=True)
+                text = yaml.dump(value, Dumper=Dumper, allow_unicode=True)
             elif parser.form == "lines" and isinstance(value, list):
                 text = "".join(json.dumps(line) + "\n" for line in value)
             else:
                 text = json.dumps(value)
-        except (RecursionError, yaml.YAMLError):
+        except (RecursionError, yaml.YAMLError, UnicodeEncodeError):
             continue
         yield text.encode("utf-8", "surrogatepass")
 
@@ -248,6 +256,50 @@ def seeds_of_split() -> list[bytes]:
     return [text.encode(), json.dumps(value).encode()]
 
 
+def finished_run(folder: Path) -> Path:
+    """A copy of a whole run, but for its split."""
+    run = folder / "run"
+    for path in (OLD / "finished").rglob("*.*"):
+        place = run / path.relative_to(OLD / "finished")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(path.read_bytes())
+    return run
+
+
+def parse_verify(data: bytes, folder: Path) -> None:
+    """The predictions that a run's figures are computed from again."""
+    from fscil.experiments.verify import verify
+
+    run = finished_run(folder)
+    written(data, run / "predictions", "session_0.safetensors")
+    list(verify(run))
+
+
+def parse_leaderboard(data: bytes, folder: Path) -> None:
+    """The results of somebody's run, on a page."""
+    from fscil.experiments.leaderboard import choose, write_site
+
+    run = finished_run(folder)
+    written(data, run, "results.json")
+    kept, refused = choose([run], include_limited=True, include_unverified=True)
+    assert len(kept) + len(refused) == 1
+    if not kept:
+        raise UserError(refused[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_site(kept, folder / "site")
+
+
+def parse_vary(data: bytes, folder: Path) -> None:
+    """What `fscil tune` compares, a line per --vary."""
+    from fscil.experiments.comparison import parse_variants
+    from fscil.experiments.tune import head_settings
+
+    lines = data.decode("utf-8", "surrogateescape").splitlines()
+    if sum(line.count(",") for line in lines) < 1000:  # a person's own command; it may ask for much
+        head_settings(parse_variants(lines[:3]))
+
+
 def parse_config(data: bytes, folder: Path) -> None:
     from fscil.config import read_config
 
@@ -274,6 +326,68 @@ def parse_csv(data: bytes, folder: Path) -> None:
     from fscil.data.datasets import load_dataset
 
     load_dataset("folder", DataConfig(root=str(written(data, folder, "images.csv"))))
+
+
+def parse_table(data: bytes, folder: Path) -> None:
+    """The pictures that a model is fitted on, with their classes."""
+    from fscil.data.pictures import labelled_files
+
+    labelled_files(written(data, folder, "pictures.csv"))
+
+
+def parse_listed(data: bytes, folder: Path) -> None:
+    """The pictures that are to be recognised."""
+    from fscil.serving.bulk import pictures_at
+
+    pictures_at(str(written(data, folder, "pictures.csv" if data[:1] in (b"p", b"f") else "pictures.txt")))
+
+
+def parse_sorted(data: bytes, folder: Path) -> None:
+    """The table of pictures that were sorted before."""
+    from fscil.teachable.sorting import Sorted
+
+    assert folder not in Sorted(written(data, folder, "answers.csv").parent)
+
+
+def parse_ledger(data: bytes, folder: Path) -> None:
+    """The list of parts of a bulk prediction that goes on."""
+    from fscil.serving.bulk import LEDGER, Output, plan
+
+    written(data, folder, LEDGER)
+    work = plan(["c.jpg"], Output(str(folder)), "m", top=5, size=2)
+    assert [part.number for part in work.parts] == list(range(len(work.parts))), "a part would take another's place"
+
+
+@functools.cache
+def seeds_of_ledger() -> list[bytes]:
+    from fscil.serving.bulk import LEDGER, Output, Part, _write_ledger
+
+    with tempfile.TemporaryDirectory() as place:
+        _write_ledger(Output(place), [Part(0, ["a.jpg", "b.jpg"]), Part(1, ["é.jpg"])], {"model": "m", "top": "5"})
+        return [(Path(place) / LEDGER).read_bytes()]
+
+
+def parse_cache(data: bytes, folder: Path) -> None:
+    """The index of pictures that were decoded before; what does not fit is decoded again."""
+    from fscil.data.decode import _read_index
+
+    (folder / "cache.bin").write_bytes(bytes(2 * 3 * 3 * 3))
+    index = _read_index(folder / "cache.bin", written(data, folder, "cache.safetensors"), 3)
+    if index is None:
+        raise UserError("decoded again")
+    sizes, kept, bad = index
+    assert sizes.prod(1).sum() == 18 and set(kept.tolist()) <= {0, 1, 2} and "; ".join(bad) is not None
+
+
+def seeds_of_cache() -> list[bytes]:
+    import torch
+
+    from fscil.files import save_tensors
+
+    with tempfile.TemporaryDirectory() as place:
+        tensors = {"sizes": torch.tensor([[3, 3], [3, 3]]), "kept": torch.tensor([0, 2])}
+        save_tensors(Path(place) / "cache.safetensors", tensors, {"bad": ["b.jpg (cut short)"]})
+        return [(Path(place) / "cache.safetensors").read_bytes()]
 
 
 def parse_coda(data: bytes, folder: Path) -> None:
@@ -380,6 +494,26 @@ def parse_state(data: bytes, folder: Path) -> None:
     open_model(folder)
 
 
+def parse_packed(data: bytes, folder: Path) -> None:
+    """An estimator as bytes, the way pickle, joblib and deepcopy see it."""
+    from fscil.teachable.estimator import FewShotClassifier
+    from fscil.teachable.packing import unpack
+
+    clf = FewShotClassifier.__new__(FewShotClassifier)
+    unpack(clf, data, backbone())
+
+
+@functools.cache
+def seeds_of_packed() -> list[bytes]:
+    from fscil.teachable.estimator import FewShotClassifier
+    from fscil.teachable.packing import pack
+    from made_up_pictures import pictures
+
+    fresh = FewShotClassifier(backbone="glyph_vit_a", device="cpu")
+    fitted = FewShotClassifier(backbone="glyph_vit_a", device="cpu", train="never").fit(*pictures(range(3), 3))
+    return [pack(fitted), pack(fresh)]
+
+
 def parse_weights(data: bytes, folder: Path) -> None:
     from fscil.backbones.loading import load_weights
     from tiny_world import make_vit
@@ -387,6 +521,7 @@ def parse_weights(data: bytes, folder: Path) -> None:
     load_weights(make_vit(), written(data, folder, "weights.safetensors"))
 
 
+@functools.cache
 def seeds_of_weights() -> list[bytes]:
     from safetensors.torch import save
 
@@ -496,15 +631,17 @@ def server() -> Any:
     return make_app(Empty())  # type: ignore[arg-type]
 
 
-SEEDS_OF_REQUESTS = [
+MULTIPART = [
     b'/learn multipart/form-data; boundary=x\n--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nheron\r\n'
     b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nabc\r\n--x--\r\n',
     b'/predict multipart/form-data; boundary="x y"\n--x y\r\nContent-Disposition: form-data; name="files"; '
     b"filename*=UTF-8''%e2%82%ac.png\r\n\r\n\r\n--x y--",
+]
+URLENCODED = [
     b"/forget application/x-www-form-urlencoded\nname=heron&name=%ff%00",
     b"/undo application/x-www-form-urlencoded\nsteps=1",
-    b'/undo application/json\n{"steps": 1}',
 ]
+JSON_BODIES = [b'/undo application/json\n{"steps": 1}', b'/forget application/json; charset=utf-16\n{"name": "heron"}']
 
 
 def old(*names: str) -> Callable[[], list[bytes]]:
@@ -520,9 +657,12 @@ def recipes() -> list[bytes]:
 GRID = b"methods: [smp, teen]\ndatasets: glyphs\nseeds: [1, 2]\nset: {data.limit: 5}\nsettings: [{data.shots: 1}, {}]"
 LEDGER = b'{"format_version": 1, "kind": "shots", "split_hash": "x", "tasks": {"1": {"cat": [1, 2]}}}'
 CSV = [b"path,label,split\na.jpg,cat,train\nb.jpg,cat,test\n", b"\xef\xbb\xbfa,x\nb,x\nc,y\nd,y\n"]
+TABLES = [b'path,label\na/1.jpg,owl\n"2.jpg", a jay\n', b"\xef\xbb\xbffile;label;x\r\na.jpg;owl;1\r\nb.jpg;jay\r\n"]
+SORTED = b"file,label,confidence,placed\r\n/a/1.jpg,owl,0.9931,owl/1.jpg\r\n/a/2.jpg,jay,0.5,\r\n"
 PARSERS = {
     "model": Parser(old("frozen/model.json", "trained/model.json"), parse_model, "json"),
     "state": Parser(old("frozen/state-0001.safetensors"), parse_state),
+    "packed": Parser(seeds_of_packed, parse_packed),
     "weights": Parser(seeds_of_weights, parse_weights),
     "tensors": Parser(
         old("finished/predictions/session_0.safetensors", "finished/checkpoints/session_0.safetensors"), parse_tensors
@@ -532,10 +672,18 @@ PARSERS = {
     "hashes": Parser(seeds_of_hashes, parse_hashes, "json"),
     "shots": Parser(lambda: [LEDGER, *old("finished/shots.json")()], parse_shots, "json"),
     "split": Parser(seeds_of_split, parse_split, "json"),
+    "verify": Parser(old("finished/predictions/session_0.safetensors"), parse_verify),
+    "leaderboard": Parser(old("finished/results.json"), parse_leaderboard, "json"),
     "config": Parser(old("finished/config.yaml"), parse_config, "yaml"),
     "recipe": Parser(recipes, parse_recipe, "yaml"),
     "grid": Parser(lambda: [GRID], parse_grid, "yaml"),
+    "vary": Parser(lambda: [b"head.correction=0.5,0.75,1\nhead.rank=[1, 2],null"], parse_vary),
     "csv": Parser(lambda: CSV, parse_csv),
+    "table": Parser(lambda: TABLES, parse_table),
+    "listed": Parser(lambda: [TABLES[0], b"a.jpg\n\xff.png\ns3://b/c.jpg\n"], parse_listed),
+    "sorted": Parser(lambda: [SORTED], parse_sorted),
+    "ledger": Parser(seeds_of_ledger, parse_ledger, extra="bulk"),
+    "cache": Parser(seeds_of_cache, parse_cache),
     "coda": Parser(lambda: [b"data:\n- a/b/c.jpg\n- x/y.jpg\ntargets:\n- 1\n- 2\n"], parse_coda, "yaml"),
     "pickle": Parser(seeds_of_pickle, parse_pickle),
     "tar": Parser(seeds_of_tar, parse_tar),
@@ -544,7 +692,9 @@ PARSERS = {
         for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
     },
     "headers": Parser(lambda: SEEDS_OF_HEADERS, parse_headers),
-    "request": Parser(lambda: SEEDS_OF_REQUESTS, parse_request),
+    "multipart": Parser(lambda: MULTIPART, parse_request, extra="serve"),
+    "urlencoded": Parser(lambda: URLENCODED, parse_request, extra="serve"),
+    "body": Parser(lambda: JSON_BODIES, parse_request, extra="serve"),
 }  # fmt: skip
 
 
@@ -580,6 +730,35 @@ def problem(name: str, data: bytes) -> str:
     return f"{grown / 1e6:.0f} MB of memory" if grown > MEMORY else ""
 
 
+HEAD = "| parser | cases | findings | seconds | MB |\n|---|---:|---:|---:|---:|"
+BLOCK = 1000  # cases that share a seed and a line of the record
+
+
+@dataclass(frozen=True)
+class Block:
+    """So many cases of one parser, and what they showed."""
+
+    parser: str
+    seed: int
+    number: int
+    cases: int
+    seconds: float
+    megabytes: int  # the most that the process has held by then
+    findings: list[str]
+
+
+def try_block(name: str, seed: int, number: int, count: int, keep: Path | None) -> Block:
+    began, found = time.monotonic(), dict[str, None]()
+    for data in itertools.islice(cases(PARSERS[name], random.Random(f"{seed} {name} {number}")), count):
+        if said := problem(name, data):
+            found[said] = None
+            if keep:
+                keep.mkdir(parents=True, exist_ok=True)
+                (keep / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return Block(name, seed, number, count, round(time.monotonic() - began, 1), peak, list(found))
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--cases", type=int, default=1000, help="per parser")
@@ -587,29 +766,46 @@ def main() -> None:
     arguments.add_argument("--parser", action="append", choices=PARSERS, help="all, unless named")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--keep", type=Path, help="a folder for the inputs of findings")
+    arguments.add_argument("--record", type=Path, help="a line per thousand cases; those in it are not tried again")
     given = arguments.parse_args()
+    names = given.parser or [*PARSERS]
+    if len(names) == 1:
+        sys.exit(try_parser(names[0], given))
+    print(HEAD, flush=True)
+    failed = 0
+    for name in names:  # each in a process of its own: what one holds or breaks is not another's
+        options = [f"--{key}={value}" for key, value in vars(given).items() if value is not None and key != "parser"]
+        ended = subprocess.run([sys.executable, __file__, *options, f"--parser={name}"]).returncode
+        failed += ended != 0
+        if ended < 0:
+            print(f"{name}: ended by signal {-ended}", flush=True)
+    sys.exit(failed > 0)
+
+
+def try_parser(name: str, given: argparse.Namespace) -> bool:
+    """Tries one parser and prints its row; whether there were findings."""
     logging.disable()
-    print("| parser | cases | findings | seconds |\n|---|---:|---:|---:|", flush=True)
-    findings: dict[str, dict[str, bytes]] = {}
-    for name in given.parser or PARSERS:
-        found = findings.setdefault(name, {})
-        for seed in PARSERS[name].seeds():
-            problem(name, seed)  # what is loaded once does not count
-        began, tried = time.monotonic(), 0
-        for data in cases(PARSERS[name], random.Random(f"{given.seed} {name}")):
-            if tried == given.cases or time.monotonic() - began > given.seconds:
-                break
-            tried += 1
-            if (said := problem(name, data)) and said not in found:
-                found[said] = data
-                if given.keep:
-                    given.keep.mkdir(parents=True, exist_ok=True)
-                    (given.keep / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
-        print(f"| {name} | {tried:,} | {len(found)} | {time.monotonic() - began:.0f} |", flush=True)
-    for name, found in findings.items():
-        for said in found:
-            print(f"{name}: {said}", file=sys.stderr)
-    sys.exit(bool(any(findings.values())))
+    if Path("/dev/shm").is_dir():
+        tempfile.tempdir = "/dev/shm"  # in memory: files are made by the million
+    recorded = given.record.read_text().splitlines() if given.record and given.record.exists() else []
+    blocks = [block for block in (Block(**json.loads(line)) for line in recorded) if block.parser == name]
+    there = {block.number for block in blocks if block.seed == given.seed}
+    wanted = {at: min(BLOCK, given.cases - BLOCK * at) for at in range(-(-given.cases // BLOCK)) if at not in there}
+    for seed in PARSERS[name].seeds() if wanted else []:
+        problem(name, seed)  # what is loaded once does not count
+    began = time.monotonic()
+    for number, count in wanted.items():
+        if time.monotonic() - began > given.seconds:
+            break
+        blocks.append(try_block(name, given.seed, number, count, given.keep))
+        if given.record:
+            with given.record.open("a") as file:
+                file.write(json.dumps(vars(blocks[-1])) + "\n")
+    findings = sorted({f"{name}: {said}" for block in blocks for said in block.findings})
+    tried, seconds = sum(block.cases for block in blocks), sum(block.seconds for block in blocks)
+    peak = max((block.megabytes for block in blocks), default=0)
+    print(f"| {name} | {tried:,} | {len(findings)} | {seconds:,.0f} | {peak:,} |", *findings, sep="\n", flush=True)
+    return bool(findings)
 
 
 if __name__ == "__main__":

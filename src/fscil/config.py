@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ from fscil import recipes, registry
 from fscil.errors import UserError, nearest
 from fscil.files import FORMAT_VERSION, atomic_write, check_version
 from fscil.reading import read_yaml
-from fscil.strict import build, flatten, merge, parse_setting, plain, require, show, unknown_key
+from fscil.strict import build, flatten, merge, parse_setting, plain, require, show, types_of, unknown_key
 
 CLASS_ORDERS = ("natural", "seed", "file")
 SAMPLERS = ("seeded", "index_files")
@@ -246,7 +245,7 @@ def as_made(values: Mapping[str, Any]) -> dict[str, Any]:
 def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
     """All keys below a dataclass, dotted; a method's own options come on top, as options.NAME."""
     keys: list[str] = []
-    hints = typing.get_type_hints(cls)
+    hints = types_of(cls)
     for item in dataclasses.fields(cls):
         hint = hints[item.name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):

@@ -12,6 +12,8 @@ fscil.errors.UserError: "some.json" is not a JSON file: "a" stands there twice
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
@@ -26,6 +28,7 @@ from fscil.errors import UserError
 Source = str | os.PathLike[str]
 
 TEXT_AT_MOST = 64 * 2**20  # bytes of a text file; the split of a million images is about as long
+TABLE_AT_MOST = 2**30  # bytes of a list of pictures: ten million of them
 YAML_AT_MOST = 2**20  # bytes of settings; recipes have a few thousand
 DEPTH_AT_MOST = 40  # containers within containers; ours have less than ten
 DIGITS_AT_MOST = 19  # of a whole number: 64 bits
@@ -66,6 +69,28 @@ def decode(data: bytes, path: Source) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f'"{path}" is not a text file: byte {error.start} is no UTF-8') from error
+
+
+# ---- CSV -----------------------------------------------------------------------------------------------------------
+
+
+def parse_csv(text: str, path: Source, delimiter: str = ",") -> list[list[str]]:
+    """The rows of a CSV file that hold anything."""
+    try:
+        lines = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=delimiter)
+        return [row for row in lines if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise UserError(f'cannot read "{path}": {error}') from error
+
+
+def parse_table(text: str, path: Source, delimiter: str = ",") -> tuple[list[str], list[dict[str, str]]]:
+    """The columns that the first row of a CSV file names, and the other rows by them; a cell that is absent is empty.
+
+    >>> parse_table("path,label\\na.jpg,jay\\nb.jpg\\n", "some.csv")
+    (['path', 'label'], [{'path': 'a.jpg', 'label': 'jay'}, {'path': 'b.jpg', 'label': ''}])
+    """
+    head, *rows = parse_csv(text, path, delimiter) or [[]]
+    return head, [dict(zip(head, [*row, *[""] * (len(head) - len(row))])) for row in rows]
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------

@@ -275,6 +275,7 @@ def backbones() -> dict[str, BackboneEntry]:
     return dict(BACKBONES)
 
 
+@functools.cache
 def _exists(target: str) -> bool:
     return importlib.util.find_spec(target.partition(":")[0]) is not None
 

@@ -37,7 +37,7 @@ def build(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
     """Make the dataclass `cls` from a mapping: unknown keys and values of a wrong type are errors that name the key."""
     if not isinstance(values, Mapping):
         raise UserError(f'"{prefix.rstrip(".")}" must be a mapping of settings, got {show(values)}')
-    hints = typing.get_type_hints(cls)
+    hints = types_of(cls)
     known = [item.name for item in dataclasses.fields(cls) if item.init]
     converted = {}
     for key, value in values.items():
@@ -50,6 +50,12 @@ def build(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
         raise UserError(f"{prefix}{error}") from error
     except (TypeError, ValueError) as error:
         raise UserError(f"{prefix.rstrip('.') or cls.__name__}: {error}") from error
+
+
+@functools.cache
+def types_of(cls: type) -> dict[str, Any]:
+    """The types of a dataclass by field, evaluated once."""
+    return typing.get_type_hints(cls)
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

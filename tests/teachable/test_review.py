@@ -158,5 +158,5 @@ def test_labels_from_a_table(tmp_path):
         (tmp_path / "list.csv").write_text(text)
         with pytest.raises(UserError, match=message):
             labelled_files(tmp_path / "list.csv")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot read"):
         labelled_files(tmp_path / "none.csv")

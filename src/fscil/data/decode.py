@@ -193,10 +193,14 @@ def decode_store(
 
 def _read_index(pixels_path: Path, index_path: Path, count: int) -> Index | None:
     """(sizes, kept, bad) of a whole cache, or None."""
+    import torch
+
     try:
         tensors, meta = load_tensors(index_path)
         sizes, kept, bad = tensors["sizes"], tensors["kept"], list(meta["bad"])
-        if sizes.is_floating_point() or sizes.shape != (len(kept), 2) or kept.ndim != 1 or (sizes < 1).any():
+        if {sizes.dtype, kept.dtype} != {torch.int64} or sizes.shape != (len(kept), 2) or kept.ndim != 1:
+            return None
+        if (sizes < 1).any() or not set(kept.tolist()) <= set(range(count)) or not all(isinstance(s, str) for s in bad):
             return None
         whole = len(kept) + len(bad) == count and pixels_path.stat().st_size == int(sizes.prod(1).sum()) * 3
         return (sizes, kept, bad) if whole else None

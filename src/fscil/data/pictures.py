@@ -5,7 +5,6 @@ Every walk through folders of pictures is here, so that all parts see the same f
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import itertools
 import os
@@ -23,6 +22,7 @@ from torch import Tensor
 from fscil.data.decode import SHOWN, SUFFIXES, DecodeError, decode_image, decode_store, in_order, picture_array
 from fscil.data.pixels import ImageStore
 from fscil.errors import UserError
+from fscil.reading import TABLE_AT_MOST, parse_table, read_text
 
 AT_ONCE = 128  # pictures decoded together when a long row of them is recognised
 DISK_FROM = 4000  # files: more are decoded into a cache on disk, so that memory does not grow with them
@@ -86,18 +86,14 @@ def labelled_files(source: str | os.PathLike[str]) -> tuple[list[Path], list[str
     source = Path(source).expanduser()
     if not is_table(source):
         return class_folders(source)
-    try:
-        with open(source, encoding="utf-8-sig", newline="") as lines:
-            head = lines.readline()
-            lines.seek(0)
-            rows = list(csv.DictReader(lines, delimiter=";" if head.count(";") > head.count(",") else ","))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f'"{source}" cannot be read: {error}') from error
-    columns = {(name or "").strip().lower(): name for name in (rows[0] if rows else ())}
+    text = read_text(source, TABLE_AT_MOST)
+    first = text.partition("\n")[0]
+    names, rows = parse_table(text, source, ";" if first.count(";") > first.count(",") else ",")
+    columns = {name.strip().lower(): name for name in names}
     place = columns.get("path", columns.get("file"))
-    if place is None or "label" not in columns:
+    if place is None or "label" not in columns or not rows:
         raise UserError(f'"{source}" needs a first line that names the columns path and label, and a line per picture.')
-    pairs = [((row[place] or "").strip(), (row[columns["label"]] or "").strip()) for row in rows]
+    pairs = [(row[place].strip(), row[columns["label"]].strip()) for row in rows]
     for number, (path, label) in enumerate(pairs, start=2):
         if not path or not label:
             raise UserError(

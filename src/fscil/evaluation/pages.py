@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 from fscil._version import __version__
 from fscil.evaluation.glossary import GLOSSARY, anchor, entry_of
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 def render_page(template: str, **values: Any) -> str:
     """A template of this folder with these values. Texts are escaped; what is markup comes as `markupsafe.Markup`."""
+    entries = [{"name": name, "anchor": anchor(name), "meaning": meaning} for name, meaning in GLOSSARY.items()]
+    return _templates().get_template(template).render(glossary=entries, version=__version__, **values)
+
+
+@functools.cache
+def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader
 
-    pages = Environment(loader=PackageLoader("fscil", "evaluation"), autoescape=True, trim_blocks=True)
-    entries = [{"name": name, "anchor": anchor(name), "meaning": meaning} for name, meaning in GLOSSARY.items()]
-    return pages.get_template(template).render(glossary=entries, version=__version__, **values)
+    return Environment(loader=PackageLoader("fscil", "evaluation"), autoescape=True, trim_blocks=True)
 
 
 def heading(title: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ twice over. Pictures that are new at the source since then become further parts.
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from fscil.data.decode import SUFFIXES
 from fscil.data.pictures import AT_ONCE, files_in
 from fscil.errors import UserError, nearest
 from fscil.files import atomic_write, digest_file
+from fscil.reading import TABLE_AT_MOST, parse_table
 from fscil.teachable.folder import HEAD
 
 if TYPE_CHECKING:
@@ -63,15 +63,15 @@ def pictures_at(source: str) -> list[str]:
 
 
 def _listed(source: str) -> list[str]:
-    text = _read(source, limit=None).decode("utf-8", "surrogateescape")
+    text = _read(source, TABLE_AT_MOST).decode("utf-8", "surrogateescape")
     if source.endswith(".txt"):
         names = [line.strip() for line in text.splitlines()]
     else:
-        rows = csv.DictReader(io.StringIO(text))
-        column = next((name for name in rows.fieldnames or () if name.lower() in COLUMN_NAMES), None)
+        columns, rows = parse_table(text, source)
+        column = next((name for name in columns if name.lower() in COLUMN_NAMES), None)
         if column is None:
             raise UserError(f'"{source}" has no column {" or ".join(COLUMN_NAMES)}; its first line names the columns.')
-        names = [(row[column] or "").strip() for row in rows]
+        names = [row[column].strip() for row in rows]
     found = sorted({name for name in names if name})
     if not found:
         raise UserError(f'"{source}" names no pictures.')
@@ -178,10 +178,14 @@ class Output:
             filesystem.pipe_file(f"{inside.rstrip('/')}/{name}", buffer.getvalue())
 
     def read(self, name: str) -> pa.Table:
+        content = io.BytesIO(_read(self.path(name), TABLE_AT_MOST))
         try:
-            return _pyarrow().parquet.read_table(io.BytesIO(_read(self.path(name), limit=None)))
-        except _pyarrow().ArrowException as error:
-            raise UserError(f'"{self.path(name)}" is damaged ({error}); remove the folder and start again.') from error
+            table = _pyarrow().parquet.read_table(content)
+            table.validate(full=True)  # text that is no UTF-8 would show later
+            return table
+        except (_pyarrow().ArrowException, OSError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise UserError(f'"{self.path(name)}" is damaged ({said}); remove the folder and start again.') from error
 
 
 @dataclass(frozen=True)
@@ -228,16 +232,22 @@ def _write_ledger(output: Output, parts: Sequence[Part], meta: Mapping[str, str]
 
 def _read_ledger(output: Output, meta: Mapping[str, str]) -> list[Part]:
     table = output.read(LEDGER)
-    kept = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    kept = table.schema.metadata or {}
     for key, value in meta.items():
-        if kept.get(f"fscil.{key}") != value:
+        if kept.get(f"fscil.{key}".encode()) != value.encode():
             raise UserError(
                 f'--out "{output.where}" was begun with another {"model" if key == "model" else "--" + key}; '
                 "choose a new folder, or begin again with what it was begun with."
             )
+    pa = _pyarrow()
+    columns = {name: kind for name, kind in zip(table.schema.names, table.schema.types)}
+    if columns != {"part": pa.int32(), "file": pa.string()} or any(column.null_count for column in table.columns):
+        raise UserError(f'"{output.path(LEDGER)}" is no list of parts; remove the folder and start again.')
     parts: dict[int, list[str]] = {}
     for number, file in zip(table["part"].to_pylist(), table["file"].to_pylist()):
         parts.setdefault(number, []).append(file)
+    if sorted(parts) != list(range(len(parts))):  # further parts are numbered after these
+        raise UserError(f'"{output.path(LEDGER)}" lacks parts; remove the folder and start again.')
     return [Part(number, files) for number, files in sorted(parts.items())]
 
 

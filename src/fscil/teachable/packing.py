@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -22,8 +21,9 @@ from fscil.backbones.loading import plain_backbone
 from fscil.backbones.plain_vit import PlainShape, shape_of
 from fscil.backbones.vit import Backbone
 from fscil.errors import UserError
-from fscil.files import FORMAT_VERSION, check_version, save_tensors
-from fscil.strict import build
+from fscil.files import FORMAT_VERSION, check_header, check_version, save_tensors
+from fscil.reading import parse_json
+from fscil.strict import build, conform
 from fscil.teachable.folder import BACKBONE, FILE_NAME, HEAD
 from fscil.teachable.model import Teachable
 from fscil.teachable.versions import Versions
@@ -32,6 +32,23 @@ if TYPE_CHECKING:
     from fscil.teachable.estimator import FewShotClassifier
 
 WHAT = "packed estimator"
+
+
+class GivenBackbone(TypedDict):
+    """A backbone that was given as an object."""
+
+    name: str
+    plain: dict[str, Any]
+    mean: list[float]
+    std: list[float]
+
+
+class Packed(TypedDict):
+    """The header of a blob."""
+
+    parameters: dict[str, Any]
+    plan: str | None
+    backbone: GivenBackbone | None
 
 
 def pack(clf: FewShotClassifier) -> bytes:
@@ -61,6 +78,8 @@ def unpack(clf: FewShotClassifier, packed: bytes, backbone: Backbone | None = No
         folder = Path(place)
         meta = _write_files(packed, folder)
         parameters, given = dict(meta["parameters"]), meta["backbone"]
+        if strange := set(parameters) - set(clf._get_param_names()):
+            raise UserError(f'a packed estimator sets "{min(strange)}", which is no parameter of it.')
         if given is not None:
             shape = build(PlainShape, given["plain"], "backbone.plain.")
             opened = plain_backbone(given["name"], shape, folder / BACKBONE, given["mean"], given["std"])
@@ -84,10 +103,11 @@ def _describe(backbone: Backbone) -> dict[str, Any]:
     return {"name": backbone.name, "plain": shape.as_dict(), "mean": list(backbone.mean), "std": list(backbone.std)}
 
 
-def _write_files(packed: bytes, folder: Path) -> Mapping[str, Any]:
+def _write_files(packed: bytes, folder: Path) -> Packed:
     """Lays the files of a blob out again; returns what its header says."""
     blob = folder / "packed"
     blob.write_bytes(packed)
+    check_header(blob)
     try:
         with safe_open(blob, framework="pt") as file:
             header = file.metadata() or {}
@@ -101,7 +121,8 @@ def _write_files(packed: bytes, folder: Path) -> Mapping[str, Any]:
         if not (name == HEAD or _is_part(name)) or content.dtype != torch.uint8:
             raise UserError(f'a packed estimator holds "{name}", which is no file of a model folder.')
         (folder / name).write_bytes(content.numpy().tobytes())
-    return json.loads(header["meta"])
+    meta: Packed = conform(parse_json(header.get("meta", ""), "packed estimator"), Packed, "packed estimator")
+    return meta
 
 
 def _is_part(name: str) -> bool:

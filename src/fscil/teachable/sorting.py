@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from fscil.errors import UserError
 from fscil.files import atomic_path
+from fscil.reading import TABLE_AT_MOST, parse_table, read_text
 from fscil.text import printable
 
 How = Literal["copy", "link", "move"]
@@ -66,9 +67,9 @@ class Sorted:
         self.folder, self.how = folder, how
         self.table = folder / ANSWERS
         self.done: set[str] = set()
-        with contextlib.suppress(FileNotFoundError), open(self.table, encoding="utf-8", newline="") as lines:
-            rows = csv.DictReader(lines)
-            if tuple(rows.fieldnames or ()) != COLUMNS:
+        if self.table.exists():
+            names, rows = parse_table(read_text(self.table, TABLE_AT_MOST), self.table)
+            if tuple(names) != COLUMNS:
                 raise UserError(f'"{self.table}" is no table of sorted pictures; choose another --sort-into.')
             self.done = {row["file"] for row in rows if row["placed"]}
 

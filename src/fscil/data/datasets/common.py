@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +17,7 @@ from fscil.data import cache_dir
 from fscil.data.downloads import Archive, fetch, unpack, verify
 from fscil.data.manifests import TEST, TRAIN, Manifest, manifest_of_lists, stratified_split
 from fscil.errors import UserError, nearest
-from fscil.reading import read_text
+from fscil.reading import parse_csv, read_text
 from fscil.registry import dataset_entry, load_target
 from fscil.text import file_name
 
@@ -288,11 +286,7 @@ def pack_manifest(dataset: str, root: Path) -> Manifest:
 
 def csv_rows(path: Path, columns: int, headers: Sequence[str]) -> list[tuple[str, ...]]:
     """Rows with at least `columns` cells, stripped, without a header whose first cell is one of `headers`."""
-    try:
-        lines = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""))
-        rows = [tuple(cell.strip() for cell in row) for row in lines if any(cell.strip() for cell in row)]
-    except csv.Error as error:
-        raise UserError(f'cannot read "{path}": {error}') from error
+    rows = [tuple(cell.strip() for cell in row) for row in parse_csv(read_text(path), path)]
     rows = rows[1:] if rows and rows[0][0].lower() in headers else rows
     short = next((row for row in rows if len(row) < columns or not all(row[:columns])), None)
     if short is not None or not rows:
