@@ -9,6 +9,7 @@ import time
 import numpy as np
 import torch
 
+from fscil.data.datasets import Dataset
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
@@ -23,6 +24,16 @@ def made_up_task(
     store = ImageStore.from_array(images).to(device)
     pixels = Pixels(store, Transform(size=size, resize=256 * size // 224), seed=seed, device=device)
     return Task(0, tuple(range(classes)), pixels, torch.arange(classes).repeat_interleave(per_class))
+
+
+def labelled_pictures(
+    dataset: Dataset, split: str, classes: range, count: int | None
+) -> tuple[list[np.ndarray], list[str]]:
+    """The first `count` pictures of each class of a split, and the names of their classes."""
+    manifest = dataset.manifest
+    store, kept = dataset.store([at for c in classes for at in manifest.positions(split)[c][:count]])
+    names = [manifest.class_names[manifest.entries[at].label] for at in kept]
+    return [store.image(number).numpy() for number in range(len(store))], names
 
 
 def environment() -> str:
@@ -44,6 +55,13 @@ def seconds(function, *arguments) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def cpu_seconds(function, *arguments) -> float:
+    """Seconds of this process on the CPU, all threads together: what other work on the machine changes least."""
+    start = time.process_time()
+    function(*arguments)
+    return time.process_time() - start
 
 
 def peak_gb() -> float:

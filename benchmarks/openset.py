@@ -14,9 +14,8 @@ import argparse
 import warnings
 from dataclasses import replace
 
-import numpy as np
 import torch
-from common import environment, seconds
+from common import environment, labelled_pictures, seconds
 
 from fscil.config import DataConfig
 from fscil.data.datasets import load_dataset
@@ -26,15 +25,6 @@ from fscil.registry import dataset_entry
 from fscil.teachable import unknown
 from fscil.teachable.model import Teachable
 from fscil.teachable.recognition import Notice
-
-
-def pictures(dataset, split: str, classes: range, count: int | None) -> tuple[list[np.ndarray], list[str]]:
-    positions = [at for c in classes for at in dataset.manifest.positions(split)[c][:count]]
-    store, kept = dataset.store(positions)
-    names = dataset.manifest.class_names
-    return [store.image(i).numpy() for i in range(len(store))], [
-        names[dataset.manifest.entries[at].label] for at in kept
-    ]
 
 
 def compare(
@@ -97,15 +87,15 @@ def main() -> None:
         options={"epochs": chosen.epochs} if chosen.epochs is not None else None,
         seed=chosen.seed,
     )
-    images, labels = pictures(dataset, TRAIN, range(base), chosen.per_class)
+    images, labels = labelled_pictures(dataset, TRAIN, range(base), chosen.per_class)
     print(f"{chosen.dataset}, {clf.backbone}, {chosen.head}; {environment()}")
     print(f"fit: {len(labels)} pictures of {base} classes in {seconds(clf.fit, images, labels):.0f} s; {clf.plan_}")
-    tests, truth = pictures(dataset, TEST, range(len(names)), chosen.test_per_class)
+    tests, truth = labelled_pictures(dataset, TEST, range(len(names)), chosen.test_per_class)
     number = torch.tensor([names.index(label) for label in truth])
     features = torch.from_numpy(clf.embed(tests)).to(clf.runtime_.device)
     for classes in (base, half):
         if classes > base:
-            shots = pictures(dataset, TRAIN, range(base, half), 5)
+            shots = labelled_pictures(dataset, TRAIN, range(base, half), 5)
             print(f"\nteach: {half - base} classes x 5 pictures in {seconds(clf.learn, *shots):.2f} s")
         known, taught = number < classes, (number >= base) & (number < classes)
         logits, fit = clf.knowledge_.judge_features(features)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fscil.errors import UserError
-from fscil.reading import first_bytes, parse_json, read_text
+from fscil.reading import TEXT_AT_MOST, first_bytes, parse_json, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,9 +127,14 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
         aside.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def write_json(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
-    """Write a JSON object with the format version first."""
-    atomic_write(path, _indented({"format_version": FORMAT_VERSION, **data}) + "\n")
+def write_json(path: str | os.PathLike[str], data: Mapping[str, Any], advice: str = "") -> None:
+    """Write a JSON object with the format version first; `advice` is for whoever has more than can be read again."""
+    text = (_indented({"format_version": FORMAT_VERSION, **data}) + "\n").encode()
+    if len(text) > TEXT_AT_MOST:
+        raise UserError(
+            f'"{path}" is not written: of its {len(text)} bytes at most {TEXT_AT_MOST} could be read again. {advice}'
+        )
+    atomic_write(path, text)
 
 
 def _indented(value: Any, margin: str = "") -> str:

@@ -62,6 +62,44 @@ def test_undo_works_across_restarts(saved):
     assert base.classes_.tolist() == [f"class {c}" for c in range(4)]
 
 
+def test_an_unchanged_head_is_read_and_checked_once(saved, monkeypatch):
+    from fscil.teachable import folder
+
+    clf, parsed, read = FewShotClassifier.load(saved), [], folder.read_json
+    monkeypatch.setattr(folder, "read_json", lambda path: parsed.append(path) or read(path))
+    with clf.editing():
+        clf.learn(*pictures([11], 3))
+    assert clf.refresh().classes_[-1] == "class 11" and parsed == []
+    other = FewShotClassifier.load(saved).forget("class 11").save(saved)
+    assert len(parsed) == 1 and clf.refresh().classes_[-1] == "class 10" and len(parsed) == 3 and other == saved
+    assert ModelFolder(saved).revision() == clf._versions.head.revision
+
+
+def test_a_head_that_could_not_be_read_again_is_not_written(saved, monkeypatch):
+    before = answers(saved)
+    clf = FewShotClassifier.load(saved)
+    monkeypatch.setattr(checkpoint, "TEXT_AT_MOST", (saved / "model.json").stat().st_size + 100)
+    with pytest.raises(UserError, match=r"model.json.*could be read again.*drop_history"), clf.editing():
+        clf.learn(*pictures([11], 3))
+    np.testing.assert_array_equal(answers(saved), before)
+    with clf.editing():
+        clf.learn(*pictures([11], 3)).drop_history()
+    assert clf.classes_[-1] == "class 11"
+
+
+def test_of_very_many_scores_some_pictures_calibrate(weights, monkeypatch):
+    from fscil.teachable import calibration
+
+    plain = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never").fit(*pictures(range(4), 10))
+    monkeypatch.setattr(calibration, "CELLS_AT_MOST", 4 * 20)  # of 40 pictures x 4 classes
+    sparse = FewShotClassifier(backbone=BACKBONE, weights=weights, train="never").fit(*pictures(range(4), 10))
+    assert (plain.calibration_["held_out"], sparse.calibration_["held_out"]) == (40, 20)
+    assert sparse.calibration_["held_out_accuracy"] > 0.9 and sparse.calibration_["temperature"] > 0
+    sparse.learn(*pictures([10], 5))
+    assert sparse.calibration_["held_out"] == 14  # every third: there are five classes now
+    assert sparse.predict(QUERIES).tolist() == plain.learn(*pictures([10], 5)).predict(QUERIES).tolist()
+
+
 def test_only_what_changed_is_written(original, tmp_path):
     folder, made = ModelFolder(tmp_path / "m"), ModelFolder(original).read()
     large, small, record = torch.randn(1000), torch.ones(2), made.current.record

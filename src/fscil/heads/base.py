@@ -215,9 +215,11 @@ class Head(nn.Module):
 
     def running(self, old: Tensor, means: Tensor, before: Tensor) -> Tensor:
         """Means (classes, d) of all images so far, from the old ones and those of the images that came since."""
-        old = torch.cat([old, torch.zeros_like(means[len(old) :])])
-        gained = (self.counts - before).to(old.dtype)[:, None]
-        return old + (means - old) * gained / self.counts.to(old.dtype)[:, None]
+        result = torch.cat([old, torch.zeros_like(means[len(old) :])])
+        some = (self.counts > before).nonzero().squeeze(1)  # classes that this lesson has images of
+        gained, counts = (number[some].to(old.dtype)[:, None] for number in (self.counts - before, self.counts))
+        result[some] += (means[some] - result[some]) * gained / counts
+        return result
 
     def base_options(self) -> dict[str, Any]:
         """The options that the base task depends on."""

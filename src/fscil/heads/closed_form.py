@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fscil.heads.base import Head, Lesson, Linear, LinearScores
-from fscil.maths.discriminant import discriminant, pooled_covariance
+from fscil.maths.discriminant import Remembered, discriminant, pooled_covariance
 from fscil.runtime import Runtime
 
 
@@ -50,6 +50,7 @@ class ClosedForm(Head):
         self.register_buffer("prototypes", torch.zeros(0, dim, **self.place))  # means (C, d)
         self.register_buffer("pooled", torch.zeros(dim, dim, **self.place))  # S
         self.register_buffer("trained", None)  # weights of the heads of the base task, where they are known (C0, d)
+        self._discriminant = Remembered()
 
     def describe(self, lesson: Lesson) -> None:
         features = self.space(lesson.features)
@@ -73,7 +74,7 @@ class ClosedForm(Head):
 
     def scores(self, features: Tensor) -> Tensor:
         o = self.options
-        weights, biases = discriminant(self.prototypes, self.counts, self.pooled, o.shrinkage, o.correction)
+        weights, biases = self._discriminant(self.prototypes, self.counts, self.pooled, o.shrinkage, o.correction)
         scores = self.space(features) @ weights.T + biases
         judges = self.judges
         if judges is None:

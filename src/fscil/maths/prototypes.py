@@ -10,7 +10,7 @@ from torch.nn import functional as F
 def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Mean feature of labels 0..classes-1: (n, d), (n,) -> (classes, d)."""
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)
-    return sums / torch.bincount(labels, minlength=classes).clamp(min=1).to(features.dtype)[:, None]
+    return sums.div_(torch.bincount(labels, minlength=classes).clamp(min=1).to(features.dtype)[:, None])
 
 
 def class_covariances(features: Tensor, labels: Tensor, classes: int, unbiased: bool = True) -> Tensor:

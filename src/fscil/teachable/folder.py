@@ -43,6 +43,9 @@ HEAD = "model.json"
 BACKBONE = "backbone.safetensors"
 FILE_NAME = re.compile(r"state-\d{4,9}\.safetensors|backbone\.safetensors")
 MAY_LACK = ("taught.scores",)  # tensors with NaN where there is nothing to say: a class of one picture, left out
+TOO_LONG = (
+    "Every version names every class: save it without its history (drop_history), or elsewhere with fewer classes."
+)
 LOCK_SECONDS = 600  # how long one process waits for another to finish teaching
 
 
@@ -78,6 +81,7 @@ class ModelFolder:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
+        self._seen = ("", "")  # SHA-256 of the head that was read or written last, and its revision
 
     def exists(self) -> bool:
         return (self.path / HEAD).is_file()
@@ -109,6 +113,7 @@ class ModelFolder:
             raise UserError(f'model "{self.path}" {what}; make one with: fscil fit PICTURES -o {self.path}')
         path = self.path / HEAD
         refuse_links(self.path, HEAD)
+        digest = digest_file(path)
         data = read_json(path)
         if data.pop("sha256", None) != _digest_json(data):
             raise UserError(f'"{path}" was altered or damaged: its SHA-256 does not match what is written in it.')
@@ -120,7 +125,18 @@ class ModelFolder:
         strange = sorted(name for name in named if not FILE_NAME.fullmatch(name) or name not in files)
         if strange or not versions:
             raise UserError(f'"{path}" is not the head of a model (it names {strange or "no version"}).')
+        if digest_file(path) == digest:  # else it was replaced while it was read
+            self._seen = (digest, head.revision)
         return head
+
+    def revision(self) -> str:
+        """What the head on disk is called; it is read and checked again only if it is another than last time."""
+        if self.exists():
+            refuse_links(self.path, HEAD)
+            digest, revision = self._seen
+            if digest_file(self.path / HEAD) == digest:
+                return revision
+        return self.read().revision
 
     def load(self, head: Head, version: Version | None = None) -> dict[str, Tensor]:
         """The tensors of a version (the current one by default), from memory or from files whose hash is checked."""
@@ -143,7 +159,7 @@ class ModelFolder:
             try:
                 return head, self.load(head)
             except UserError:
-                if self.read().revision == head.revision:  # else a file went away with a version just undone
+                if self.revision() == head.revision:  # else a file went away with a version just undone
                     raise
 
     def copies(self, head: Head, versions: Sequence[Version]) -> list[Version]:
@@ -189,7 +205,7 @@ class ModelFolder:
         """
         if self.exists() and before is None:
             raise UserError(f'"{self.path}" holds a model already; choose another folder or remove it.')
-        if before is not None and self.read().revision != before.revision:
+        if before is not None and self.revision() != before.revision:
             raise UserError(f'"{self.path}" was changed by another process since it was opened; open it again.')
         files = dict(before.files) if before else {}
         if backbone is not None:
@@ -229,7 +245,8 @@ class ModelFolder:
             "files": head.files,
             "revision": head.revision,
         }
-        write_json(self.path / HEAD, {"sha256": _digest_json(data), **data})
+        write_json(self.path / HEAD, {"sha256": _digest_json(data), **data}, TOO_LONG)
+        self._seen = (digest_file(self.path / HEAD), head.revision)
 
     def _save(self, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         path = self.path / name

@@ -21,7 +21,7 @@ from fscil.errors import UserError, nearest
 from fscil.maths.margins import cosine
 from fscil.methods.base import Method
 from fscil.methods.represented import Represented
-from fscil.teachable.calibration import cross_validated
+from fscil.teachable.calibration import cross_validated, every
 from fscil.teachable.unknown import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
 
 HELD_OUT_AT_MOST = 4000  # held-out pictures whose features are kept for calibration
@@ -134,7 +134,9 @@ class Knowledge:
         elif isinstance(self.method, Represented) and not self.trained:
             logits, scores, labels = cross_validated(self.method, self.space, held, labels)
         else:
-            logits, scores = self.judge_features(held.to(self.method.runtime.device))
+            step = every(len(held), len(self.classes))
+            logits, scores = self.judge_features(held[::step].to(self.method.runtime.device))
+            labels = labels[::step]
         count, self.judged = len(labels), (logits.argmax(1), labels) if len(labels) else None
         rejects = count > 0 and (self.space is not None or not self.method.features_fixed)
         threshold = rejection_threshold(scores, false_rejection) if rejects else None
@@ -288,11 +290,13 @@ def _describe_base(
             positions = order[:HELD_OUT_AT_MOST].sort().values
         kept = method.features(held.select(positions)) if len(positions) else features[:0]
         kept_labels = held_labels[positions]
-        split = features, labels, kept, kept_labels.to(labels.device)
+        step = every(len(kept), len(task.classes))
+        split = features, labels, kept[::step], kept_labels.to(labels.device)[::step]
     else:  # nothing was trained, so cross-validation can use every picture
         kept, kept_labels = features, task.labels.clone()
         part = (torch.rand(len(labels), generator=draw) < BACKGROUND_SHARE).to(labels.device)
-        split = features[~part], labels[~part], features[part], labels[part]
+        step = every(int(part.sum()), len(task.classes))
+        split = features[~part], labels[~part], features[part][::step], labels[part][::step]
     if known.has_spread and len(torch.unique(split[1])) == len(task.classes):
         known.background, known.softness = choose_score(*split, known.shrinkage, draw)
     return known if known.has_spread else None, {"features": kept.cpu(), "labels": kept_labels}

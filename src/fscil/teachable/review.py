@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fscil.data.pictures import Label
 from fscil.errors import UserError
+from fscil.teachable.calibration import every
 from fscil.teachable.unknown import KnownSpace, fit_temperature
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ def look(knowledge: Knowledge, features: Tensor, labels: Tensor, seen: Tensor) -
     held = {key: value.to(device) for key, value in knowledge.held.items()}
     kept = held["labels"] >= 0
     if bool(kept.any()):
-        truth = held["labels"][kept]
+        step = every(int(kept.sum()), known)
+        truth, references = held["labels"][kept][::step], held["features"][kept][::step]
         learned = torch.full_like(truth, not knowledge.trained, dtype=torch.bool)  # or else held out of learning
-        reference = _judged(knowledge, space, held["features"][kept], truth, learned)
+        reference = _judged(knowledge, space, references, truth, learned)
     else:
         reference, truth = (densities, fits), labels
     usable = ~reference[0].isnan().any(1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fscil.evaluation.openset import auroc
-from fscil.maths.discriminant import discriminant, pooled_covariance, shrink
+from fscil.maths.discriminant import Remembered, pooled_covariance, shrink
 from fscil.maths.leave_one_out import left_out_densities
 from fscil.maths.margins import cosine
 from fscil.maths.prototypes import class_means
@@ -48,6 +48,7 @@ class KnownSpace:
     shrinkage: float = DEFAULT_SHRINKAGE
     background: float = DEFAULT_BACKGROUND  # w
     softness: float = 0.0  # temperature over the classes; 0: the best one alone
+    _discriminant: Remembered = field(default_factory=Remembered, init=False, repr=False, compare=False)
 
     TENSORS: ClassVar[tuple[str, ...]] = ("means", "counts", "within", "centre", "total")
     NUMBERS: ClassVar[tuple[str, ...]] = ("shrinkage", "background", "softness")
@@ -83,10 +84,12 @@ class KnownSpace:
     def add(self, features: Tensor, labels: Tensor, classes: int) -> None:
         """More pictures, of new classes or known ones: means and counts run on; the covariances stay the base's."""
         gained = torch.bincount(labels, minlength=classes)
-        counts = F.pad(self.counts, (0, classes - len(self.counts))) + gained
-        old = F.pad(self.means, (0, 0, 0, classes - len(self.means)))
-        share = (gained / counts.clamp(min=1)).to(old.dtype)[:, None]
-        self.means, self.counts = old + (class_means(features, labels, classes) - old) * share, counts
+        self.counts = F.pad(self.counts, (0, classes - len(self.counts))) + gained
+        some = gained.nonzero().squeeze(1)  # classes that these pictures show
+        means = torch.cat([self.means, self.means.new_zeros(classes - len(self.means), self.means.shape[1])])
+        share = (gained[some] / self.counts[some]).to(means.dtype)[:, None]
+        means[some] += (class_means(features, labels, classes)[some] - means[some]) * share
+        self.means = means
 
     def forget(self, label: int) -> None:
         keep = torch.arange(len(self.means), device=self.means.device) != label
@@ -114,7 +117,7 @@ class KnownSpace:
         """Log-densities of the classes (n, C), and those of the two backgrounds, negated (n,), all up to constants."""
         wide = torch.float64 if features.device.type != "mps" else torch.float32
         x, within, total = (tensor.to(wide) for tensor in (features, self.within, self.total))
-        weights, biases = discriminant(self.means.to(wide), self.counts, within, self.shrinkage)
+        weights, biases = self._discriminant(self.means, self.counts, self.within, self.shrinkage, dtype=wide)
         around = 0.5 * _square(x, shrink(within, self.shrinkage))
         background = 0.5 * _square(x - self.centre.to(wide), shrink(total, self.shrinkage))
         return x @ weights.T + biases - around[:, None], around, background

@@ -90,7 +90,7 @@ class Versions:
             raise UserError("this model was not saved yet; there is nothing to refresh it from.")
         if not self.saved:
             raise UserError("this model has changes that were not saved; save or undo them first.")
-        if self.folder.read().revision == self.head.revision:
+        if self.folder.revision() == self.head.revision:
             return False
         self.adopt(self.folder, *self.folder.open())
         return True
@@ -100,8 +100,10 @@ class Versions:
     ) -> tuple[dict[str, Any], Path]:
         """Writes what is new into a folder, `weights()` of the backbone included if `embed`; its config and path."""
         folder, versions = ModelFolder(Path(path)), self.items
+        same = self.folder is not None and folder.path.resolve() == self.folder.path.resolve()
+        if same and self.folder is not None:
+            folder = self.folder  # which knows what it read last
         with folder.lock():
-            same = self.folder is not None and folder.path.resolve() == self.folder.path.resolve()
             if not same and self.folder is not None:  # a copy: all versions come along
                 versions = self.copies()
             embedded = config["backbone"]["embedded"]
