@@ -65,15 +65,22 @@ def glyphs() -> tuple[list[np.ndarray], np.ndarray, list[np.ndarray], np.ndarray
 
 
 def cifar(root: Path) -> tuple[list[np.ndarray], np.ndarray, list[np.ndarray], np.ndarray]:
-    from torchvision.datasets import CIFAR100
+    from fscil.config import DataConfig
+    from fscil.data.datasets.cifar100 import cifar100
 
-    parts = [CIFAR100(root, train=train) for train in (True, False)]
-    return list(parts[0].data), np.array(parts[0].targets), list(parts[1].data), np.array(parts[1].targets)
+    dataset = cifar100(DataConfig(root=str(root)))
+    found = {}
+    for split in ("train", "test"):
+        places = [at for at, entry in enumerate(dataset.manifest.entries) if entry.split == split]
+        store, _ = dataset.store(places)
+        labels = np.array([dataset.manifest.entries[at].label for at in places])
+        found[split] = [store.image(at).numpy() for at in range(len(places))], labels
+    return *found["train"], *found["test"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar", type=Path, help="folder that holds cifar-100-python; without it, glyphs")
+    parser.add_argument("--cifar", type=Path, help="folder of CIFAR-100, binary or python version; without it, glyphs")
     parser.add_argument("--backbone", default="glyph_vit_a")
     parser.add_argument("--weights")
     parser.add_argument("--known", type=int, default=20, help="classes at the start; as many more are in the pool")

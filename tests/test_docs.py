@@ -108,6 +108,15 @@ def test_a_citation_that_leads_nowhere_is_found():
     assert wrong_citations(text) == [*wrong, "maths/calibrating.py nothing", "head.nothing"]
 
 
+def test_every_row_of_a_table_stands_below_a_header():
+    """A row after an empty line is text on a page: the table ended before it."""
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]:
+        lines = ["", *page.read_text(encoding="utf-8").split("\n"), ""]
+        for before, line, after in zip(lines, lines[1:], lines[2:]):
+            if line.startswith("|") and not before.startswith("|"):
+                assert re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", after), f"{page.name}: {line[:80]}"
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 COMMANDS = typer.main.get_command(app).commands
 OF_ANOTHER = {  # options that a page names though they are another command's

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,8 @@ import pytest
 import typer
 
 from fscil.cli import app
+from pages import FENCE, PAGES, ROOT
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "REPRODUCIBILITY.md", ROOT / "CONTRIBUTING.md"])
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROMPT = re.compile(r"^(?:\$ )?(fscil [a-z].*)", re.MULTILINE)
 
 
@@ -84,70 +81,3 @@ def test_pages_of_the_repository_are_linked_as_pages():
     assert shown("commands/serve.md", "[a](../../benchmarks/RESULTS.md)") == "[a](../performance.md)"
     assert shown("index.md", "[a](https://example.org) [b](nowhere.md)") == "[a](https://example.org) [b](nowhere.md)"
     assert shown("index.md", "```\n[a](docs/tutorial.md)\n```") == "```\n[a](docs/tutorial.md)\n```"
-
-
-APART = ("--watch", "--purge")  # never ends by itself; leaves nothing for the rest of the page. Both have own tests
-FOLLOWED = ("fit", "learn", "predict", "evaluate", "info", "forget", "export")  # pages about one model, in this order
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory):
-    """A folder with what the pages about photos start from."""
-    root = tmp_path_factory.mktemp("desk")
-    subprocess.run([sys.executable, ROOT / "scripts" / "glyph_photos.py", "glyph-photos"], cwd=root, check=True)
-    for number, folder in enumerate(sorted((root / "glyph-photos" / "base").iterdir())[:5]):
-        (root / "few" / folder.name).mkdir(parents=True)
-        for picture in sorted(folder.iterdir())[:5]:
-            shutil.copy(picture, root / "few" / folder.name)
-        shutil.copy(sorted(folder.iterdir())[9], root / f"hand{number + 1}.png")
-    strangers = sorted((root / "glyph-photos" / "test").iterdir())[-1]
-    for place in ("more-hands", "some", "more", "unsorted", "photos"):
-        (root / place).mkdir()
-        for number, picture in enumerate(sorted(strangers.iterdir())[:3]):
-            shutil.copy(picture, root / place / f"hand{number + 1}.png")
-    (root / "some" / "notes.jpg").write_text("no picture")
-    shutil.copy(root / "hand1.png", root / "some.png")
-    return root
-
-
-def transcript(page: Path) -> list[tuple[str, str]]:
-    """(command, what the page shows of its output) of the blocks with a prompt."""
-    found = []
-    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
-        parts = re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.MULTILINE)[1:] if not language else []
-        found += [tuple(part.partition("\n")[::2]) for part in parts if part.startswith("fscil ")]
-    return [(command, output) for command, output in found if not any(option in command for option in APART)]
-
-
-@pytest.mark.slow
-@pytest.mark.extra("export")
-@pytest.mark.extra("bulk")
-def test_the_pages_about_a_model_can_be_followed(desk):
-    for name in FOLLOWED:
-        commands = transcript(ROOT / "docs" / "commands" / f"{name}.md")
-        assert commands, name
-        for command, shown in commands:
-            words = [sys.executable, "-m", "fscil", *shlex.split(command)[1:]]
-            done = subprocess.run(words, cwd=desk, capture_output=True, text=True)
-            refused, unreadable = shown.lstrip().startswith("fscil: error:"), "notes.jpg" in done.stderr
-            expected = 2 if refused else 1 if unreadable else 0
-            assert done.returncode == expected, f"{name}.md: {command}\n{done.stdout}{done.stderr}"
-    code = dict(FENCE.findall((ROOT / "docs" / "commands" / "export.md").read_text(encoding="utf-8")))["python"]
-    done = subprocess.run([sys.executable, "-c", code], cwd=desk, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
-
-
-@pytest.mark.slow
-def test_the_python_of_the_tutorial_and_of_run_works(desk, tmp_path):
-    taught = "glyph-photos/new"
-    before = f"""
-import pathlib
-pictures = sorted(pathlib.Path("{taught}").rglob("*.png"))[:3]
-more, names = sorted(pathlib.Path("{taught}").rglob("*.png"))[6:8], ["jay", "jay"]
-"""
-    tutorial = dict(FENCE.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")))["python"]
-    tutorial = tutorial.replace('"runes"', repr(str(tmp_path / "runes")))
-    run = dict(FENCE.findall((ROOT / "docs" / "commands" / "run.md").read_text(encoding="utf-8")))["python"]
-    for code, place in ((before + tutorial, desk), (run, tmp_path)):
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=place, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr

@@ -1,8 +1,7 @@
-"""What is built and promised outside of the code: wheel and sdist, versions, and the commands of the README."""
+"""What is built and promised outside of the code: wheel and sdist, versions, links, the examples of CONTRIBUTING."""
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import sysconfig
@@ -90,22 +89,6 @@ def test_the_tested_versions_hold_every_dependency_and_are_allowed():
 def test_the_linter_of_a_commit_is_the_one_of_the_tests():
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     assert re.search(r"ruff-pre-commit\s+rev: v(\S+)", hooks)[1] == pins("tested.txt")["ruff"]
-
-
-def readme_commands() -> list[str]:
-    """The `fscil …` lines of the README that need neither data nor network."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
-    needs_data = ("cifar100", "cub200", "imagenet_r", "--dataset folder", "photos", "birds", "RUN")
-    return [line for line in lines if line.startswith("fscil ") and not any(word in line for word in needs_data)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", readme_commands())
-def test_the_commands_of_the_readme_work(command, tmp_path):
-    arguments = shlex.split(command)[1:]
-    done = subprocess.run([sys.executable, "-m", "fscil", *arguments], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_shows_make_first_and_names_existing_targets():

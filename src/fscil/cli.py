@@ -12,7 +12,7 @@ import importlib
 import os
 import pkgutil
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,13 +73,35 @@ def _add_commands() -> None:
 _add_commands()
 
 
+USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of which newer versions of typer have a copy
+
+
+def misuse(error: Any, words: list[str]) -> str:
+    """What is wrong with an option or argument, with the value that was given and where to read on, in one line."""
+    command = error.ctx.command_path if error.ctx is not None else "fscil"
+    said, param = error.format_message().strip().replace("Value error, ", ""), getattr(error, "param", None)
+    names = [*param.opts, *param.secondary_opts] if param is not None else []
+    for name, value in [*zip(words, words[1:]), *(word.split("=", 1) for word in words if "=" in word)]:
+        if name in names and said.startswith("Invalid value"):
+            said = f'{name} "{value}": {error.message.strip()}'
+    return f"{said}{'' if said[-1] in '.?' else '.'} See: {command} --help"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. What a user can mend is one line on stderr and exit status 2."""
     # Before torch is imported: threads that wait for the next small matrix sleep instead of spinning. On a machine that
     # is busy with other things, spinning takes the cores from those who have work (benchmarks/startup.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments)
+        status = app(words, prog_name="fscil", standalone_mode=False)
+    except USAGE as error:
+        if not error.format_message() or "NoArgs" in type(error).__name__:  # `fscil` alone: the help
+            error.show()
+            sys.exit(error.exit_code)
+        problem = misuse(error, words)
+    except typer.Abort:  # Ctrl-C in older versions of typer, or the end of input at a question
+        sys.exit(130)
     except UserError as error:
         problem = str(error)
     except OSError as error:  # a file that vanished, a disk that fails
@@ -87,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     except MemoryError:
         problem = "the memory of this machine does not suffice; close other programs or work on fewer pictures at once"
     else:
-        return
+        sys.exit(status if isinstance(status, int) else 0)
     line = printable(" ".join(problem.split()))
     print(f"fscil: error: {line if len(line) < LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)
     sys.exit(2)

@@ -203,10 +203,11 @@ def _resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f'runtime.device is "{name}"; choose auto, cpu, cuda, cuda:0 … or mps.') from None
+        raise UserError(f'--device (runtime.device) is "{name}"; choose auto, cpu, cuda, cuda:0 … or mps.') from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            f'runtime.device is "{name}" but torch sees no CUDA GPU; use --device cpu or install a CUDA build of torch.'
+            f'--device (runtime.device) is "{name}" but torch sees no CUDA GPU; use --device cpu or install '
+            "a CUDA build of torch."
         )
     return device
 

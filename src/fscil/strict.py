@@ -44,6 +44,9 @@ def build(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
         if key not in known:
             raise UserError(unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in known]))
         converted[key] = _convert(value, hints[key], f"{prefix}{key}")
+        least = _least(key, next(item.default for item in dataclasses.fields(cls) if item.name == key))
+        if least is not None and isinstance(converted[key], (int, float)) and converted[key] < least:
+            raise UserError(f'"{prefix}{key}" must be at least {least}, got {show(converted[key])}')
     try:
         return cls(**converted)
     except UserError as error:
@@ -58,11 +61,25 @@ def types_of(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def _least(name: str, default: Any) -> int | None:
+    """The least that a setting can mean: what is a positive whole number by default counts something.
+
+    >>> _least("rank", 16), _least("epochs", 20), _least("lr", 0.1), _least("views", None), _least("margin", 0.2)
+    (1, 0, 0, 1, None)
+    """
+    if name.endswith(("epochs", "lr")):
+        return 0
+    return 1 if type(default) is int and default > 0 or (name, default) == ("views", None) else None
+
+
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """What to say of a key that does not exist: it may stand in another place, or be misspelt."""
     last = key.rpartition(".")[2]
     same = [name for name in known if name.rpartition(".")[2] == last]
     hint = f' Did you mean "{same[0]}"?' if same else nearest(key, known)
+    if not hint:
+        inside = [name for name in known if name.startswith(f"{key.partition('.')[0]}.")]
+        hint = f" Known: {', '.join(inside or dict.fromkeys(name.partition('.')[0] for name in known))}."
     return f'unknown key "{key}".{hint}'
 
 

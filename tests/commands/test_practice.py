@@ -157,6 +157,23 @@ def test_a_known_class_wants_add(model, photos, capsys):
         (["fit", "PHOTOS", "-o", "other", "--backbone", "glyph_vit_x"], 'Did you mean "glyph_vit_'),
         (["fit", "PHOTOS", "-o", "other", "--set", "epochs=3"], "only options.NAME"),
         (["evaluate", "MODEL", "EMPTY"], "holds no class folders"),
+        # before anything is computed, and nothing that is there is touched
+        (["fit", "PHOTOS", "-o", "HOLLOW"], '--output "HOLLOW": it holds other files .*nothing'),
+        (["fit", "PHOTOS", "-o", "FAKE/heron/a.jpg"], '--output "FAKE/heron/a.jpg": "a.jpg" is a file'),
+        (["fit", "PHOTOS", "-o", "FAKE/heron/a.jpg/birds"], '"a.jpg" is a file; name a folder'),
+        (["predict", "MODEL", "x.png", "--sort-into", "FAKE/heron/a.jpg"], '--sort-into "FAKE/heron/a.jpg" is a file'),
+        (["fit", "PHOTOS", "-o", "other", "--backbone", BACKBONE, "-s", "options.rank=-3"], "at least 1, got -3"),
+        (["learn", "MODEL", "nowhere"], '"nowhere" does not exist; give one folder'),
+        (["forget", "MODEL", "zebra"], 'no class "zebra". Known: class 0, class 1'),
+        # what the options themselves do not allow
+        (["prdict", "MODEL", "x.png"], "No such command 'prdict'. Did you mean 'predict'.+ See: fscil --help"),
+        (["predict", "MODEL", "x.png", "--jsno"], "No such option: --jsno .*--json.* See: fscil predict --help"),
+        (["predict", "MODEL", "x.png", "--top", "0"], '--top "0": .*See: fscil predict --help'),
+        (["predict", "MODEL", "x.png", "--top=many"], '--top "many": .*See: fscil predict --help'),
+        (["suggest", "MODEL", "EMPTY", "-n", "-1"], '-n "-1": '),
+        (["fit", "PHOTOS"], "Missing option .*--output.* See: fscil fit --help"),
+        (["predict"], "Missing argument .*MODEL.* See: fscil predict --help"),
+        (["export", "MODEL", "--to"], "--to.* requires an argument"),
     ],
 )
 def test_bad_input_is_one_line_and_status_two(original, photos, tmp_path, monkeypatch, capsys, arguments, message):

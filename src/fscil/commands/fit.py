@@ -73,6 +73,8 @@ def fit(
 
     if ModelFolder(output).exists():
         raise UserError(f'--output "{output}" holds a model already; teach it with: fscil learn {output} {folder}')
+    if other := ModelFolder(output).obstacle("progress"):
+        raise UserError(f'--output "{output}": {other}; name a folder that does not exist yet.')
     chosen = merge(*(parse_setting(text) for text in settings or []))
     for key in chosen.keys() - {"options", "head", "transform"}:
         raise UserError(f'--set "{key}": only options.NAME, head.NAME and transform.NAME can be set here.')

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fscil.commands.teach import Device, Model, Quiet, Weights
-from fscil.text import percent
+from fscil.text import percent, printable
 
 if TYPE_CHECKING:
     from fscil.teachable.model import Teachable
@@ -105,6 +105,8 @@ def predict(
         if files:
             show(*_answered(clf, files, into, top))
         try:
+            if watch is not None:
+                print(f"watching {printable(watch)}  (Ctrl-C ends it)", file=sys.stderr)
             for fresh in coming:
                 if fresh:
                     show(*_answered(clf.refresh(), fresh, into, top))

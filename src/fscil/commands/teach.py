@@ -90,9 +90,9 @@ def _lesson(model: Path, pictures: list[Path], name: str | None) -> tuple[list[P
 
     if name is None:
         if len(pictures) != 1 or not (pictures[0].is_dir() or is_table(pictures[0])):
-            raise UserError(
-                "give one folder with a folder per class, a CSV file (path,label), or pictures with --class NAME."
-            )
+            missing = next((f'"{path}" does not exist; ' for path in pictures if not path.exists()), "")
+            wanted = "one folder with a folder per class, a CSV file (path,label), or pictures with --class NAME."
+            raise UserError(f"{missing}give {wanted}")
         (folder,) = pictures
         if (
             folder.is_dir()

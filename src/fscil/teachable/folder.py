@@ -86,6 +86,15 @@ class ModelFolder:
     def exists(self) -> bool:
         return (self.path / HEAD).is_file()
 
+    def obstacle(self, *expected: str) -> str:
+        """Why a new model cannot be put here, if so; what an interrupted fit left, and `expected`, is no reason."""
+        place = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+        if not place.is_dir():
+            return f'"{place.name}" is a file'
+        names = {entry.name for entry in self.path.iterdir()} if place == self.path else set()
+        own = {name for name in names if name[0] == "." or name in expected or FILE_NAME.fullmatch(name)}
+        return f'it holds other files ("{min(names - own)}")' if names - own else ""
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """One writer at a time, over threads and processes; waits for the other. May be nested."""

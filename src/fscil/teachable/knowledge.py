@@ -205,7 +205,9 @@ class Knowledge:
         if name not in self.names and str(name) in map(str, self.names):
             name = self.names[[str(known) for known in self.names].index(str(name))]
         if name not in self.names:
-            raise UserError(f'there is no class "{label}".{nearest(label, map(str, self.names))}')
+            known = [str(known) for known in self.names]
+            some = ", ".join(known[:10]) + (" …" if len(known) > 10 else "")
+            raise UserError(f'there is no class "{label}".{nearest(label, known) or f" Known: {some}"}')
         return self.names.index(name)
 
     def pictures_by_fingerprint(self) -> dict[int, set[Label]]:

@@ -65,6 +65,8 @@ class Sorted:
 
     def __init__(self, folder: Path, how: How = "copy"):
         self.folder, self.how = folder, how
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f'--sort-into "{folder}" is a file; name a folder.')
         self.table = folder / ANSWERS
         self.done: set[str] = set()
         if self.table.exists():
