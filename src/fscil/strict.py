@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="DataclassInstance")
 
+LEAST = {"epochs": 0, "lr": 0, "batch_size": 1, "rank": 1}  # of settings, by the end of their names
+
 
 def build(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
     """Make the dataclass `cls` from a mapping: unknown keys and values of a wrong type are errors that name the key."""
@@ -44,7 +46,7 @@ def build(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
         if key not in known:
             raise UserError(unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in known]))
         converted[key] = _convert(value, hints[key], f"{prefix}{key}")
-        least = _least(key, next(item.default for item in dataclasses.fields(cls) if item.name == key))
+        least = _least(key)
         if least is not None and isinstance(converted[key], (int, float)) and converted[key] < least:
             raise UserError(f'"{prefix}{key}" must be at least {least}, got {show(converted[key])}')
     try:
@@ -61,15 +63,13 @@ def types_of(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _least(name: str, default: Any) -> int | None:
-    """The least that a setting can mean: what is a positive whole number by default counts something.
+def _least(name: str) -> int | None:
+    """The least that a setting of this name can mean, in whichever options it stands.
 
-    >>> _least("rank", 16), _least("epochs", 20), _least("lr", 0.1), _least("views", None), _least("margin", 0.2)
-    (1, 0, 0, 1, None)
+    >>> _least("batch_size"), _least("learn_epochs"), _least("seed")
+    (1, 0, None)
     """
-    if name.endswith(("epochs", "lr")):
-        return 0
-    return 1 if type(default) is int and default > 0 or (name, default) == ("views", None) else None
+    return next((least for end, least in LEAST.items() if name.endswith(end)), None)
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

@@ -128,7 +128,7 @@ def assert_one_line(outcome, words):
         (["--set", "nokey=1"], 'unknown key "nokey". Known: method, dataset,'),
         (["--set", "options.batch_size=0"], '"options.batch_size" must be at least 1, got 0'),
         (["--set", "options.lr=-1"], '"options.lr" must be at least 0, got -1.0'),
-        (["--set", "options.views=0"], '"options.views" must be at least 1, got 0'),
+        (["--set", "options.views=0"], "options.views must be at least 1, or null for fresh ones, got 0"),
         (["--limit", "0"], '--limit "0": '),
         (["--precision", "fp61"], '"runtime.precision" must be one of auto, fp32, bf16'),
         (["--device", "abacus"], "abacus"),

@@ -23,6 +23,7 @@ from fscil.maths.gaussians import Roots, class_roots, covariance_roots
 from fscil.maths.margins import cosine_schedule, margin_loss, rotation
 from fscil.maths.prototypes import combine_moments, nearest_rows
 from fscil.runtime import Runtime
+from fscil.strict import require
 
 ROOT_PARTS = ("packed", "basis", "spread", "floor")
 
@@ -47,6 +48,9 @@ class MPCCOptions(PrototypeOptions):
     covariance: Literal["unbiased", "biased"] = "unbiased"  # divide by N − 1 or by N [9.9]
     covariance_eps: float = 1e-3  # added to the diagonal, times ten until Cholesky succeeds [9.9]
     covariance_form: Literal["auto", "full", "low_rank"] = "auto"  # the smaller exact square root, or the one named
+
+    def __post_init__(self) -> None:
+        require(self.views is None or self.views > 0, "views", self.views, "at least 1, or null for fresh ones")
 
 
 class MPCC(Prototypes):

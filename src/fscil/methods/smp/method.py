@@ -31,6 +31,7 @@ from fscil.methods.represented import Represented
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
+from fscil.strict import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,9 @@ class SMPOptions:
     correction: float = 1.0
     closed_form_views: int = 0
     closed_form_features: Literal["raw", "unit"] = "raw"
+
+    def __post_init__(self) -> None:
+        require(self.views is None or self.views > 0, "views", self.views, "at least 1, or null for fresh ones")
 
 
 class SMP(Represented):
