@@ -514,6 +514,30 @@ def seeds_of_packed() -> list[bytes]:
     return [pack(fitted), pack(fresh)]
 
 
+@functools.cache
+def packed_with_backbone() -> bytes:
+    from fscil.teachable.estimator import FewShotClassifier
+    from fscil.teachable.packing import pack
+
+    return pack(FewShotClassifier(backbone=backbone(), device="cpu"))
+
+
+def parse_described(data: bytes, folder: Path) -> None:
+    """What a packed estimator says of itself and of the backbone that goes with it."""
+    blob = packed_with_backbone()
+    length = int.from_bytes(blob[:8], "little")
+    head = json.loads(blob[8 : 8 + length])
+    head["__metadata__"]["meta"] = data.decode("utf-8", "surrogateescape")
+    text = json.dumps(head).encode()
+    parse_packed(struct.pack("<Q", len(text)) + text + blob[8 + length :], folder)
+
+
+def seeds_of_described() -> list[bytes]:
+    blob = packed_with_backbone()
+    head = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+    return [head["__metadata__"]["meta"].encode()]
+
+
 def parse_weights(data: bytes, folder: Path) -> None:
     from fscil.backbones.loading import load_weights
     from tiny_world import make_vit
@@ -663,6 +687,7 @@ PARSERS = {
     "model": Parser(old("frozen/model.json", "trained/model.json"), parse_model, "json"),
     "state": Parser(old("frozen/state-0001.safetensors"), parse_state),
     "packed": Parser(seeds_of_packed, parse_packed),
+    "described": Parser(seeds_of_described, parse_described, "json"),
     "weights": Parser(seeds_of_weights, parse_weights),
     "tensors": Parser(
         old("finished/predictions/session_0.safetensors", "finished/checkpoints/session_0.safetensors"), parse_tensors

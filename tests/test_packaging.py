@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -89,6 +90,16 @@ def test_the_tested_versions_hold_every_dependency_and_are_allowed():
 def test_the_linter_of_a_commit_is_the_one_of_the_tests():
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     assert re.search(r"ruff-pre-commit\s+rev: v(\S+)", hooks)[1] == pins("tested.txt")["ruff"]
+
+
+def test_the_workflow_pins_what_it_uses_and_checks_what_is_shipped():
+    """Actions by commit; wheel and sdist built and tried; a bill of materials and an audit of the tested versions."""
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    used = re.findall(r"uses: (.*)", workflow)
+    assert len(used) > 5 and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+(\.\d+)*", action) for action in used)
+    steps = [step["run"] for job in yaml.safe_load(workflow)["jobs"].values() for step in job["steps"] if "run" in step]
+    for wanted in (r"-m build.*\.whl.*\.tar\.gz.*fscil run", r"cyclonedx-py .*tested\.txt", r"pip-audit .*tested\.txt"):
+        assert any(re.search(wanted, step, re.DOTALL) for step in steps), wanted
 
 
 def test_the_readme_shows_make_first_and_names_existing_targets():

@@ -236,3 +236,11 @@ def start_ray(address: str | None) -> tuple[Any, bool]:
     except ConnectionError as error:
         raise UserError(f'--address "{address}": no Ray cluster answers there ({error})') from error
     return ray, True
+
+
+def why_ray_gave_up(ray: Any, error: Exception) -> str:
+    """Ray's error, often a page long, in a few words."""
+    kinds = ray.exceptions
+    if isinstance(error, (kinds.OutOfMemoryError, kinds.WorkerCrashedError, kinds.RayActorError)):
+        return "a worker was killed again and again (out of memory?)"
+    return " ".join(str(error).split())[-300:]

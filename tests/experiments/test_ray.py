@@ -51,6 +51,33 @@ def test_a_killed_worker_s_cell_goes_on_from_its_checkpoint_and_the_table_is_the
     assert second.count("session 2/2") == 1 and "session" not in first
 
 
+def test_a_cell_whose_workers_die_again_and_again_is_one_line_and_the_others_are_done(weights, tmp_path):
+    """As on a machine with too little memory for one method: the kernel kills its process, however often it starts."""
+    from fscil.experiments.claims import owner_of
+
+    cluster = compare(tmp_path, weights, "-o", "grid", "--engine", "ray", "--cpus", "1")
+    killed, deadline = set(), time.time() + 900
+    while cluster.poll() is None:
+        assert time.time() < deadline
+        for claim in (tmp_path / "grid").glob("claims/*-smp-*.json"):
+            owner = owner_of(claim)
+            if owner and owner["pid"] not in killed:
+                os.kill(owner["pid"], signal.SIGKILL)
+                killed.add(owner["pid"])
+        time.sleep(0.02)
+    out, err = cluster.communicate()
+    said = [line for line in err.splitlines() if line.startswith("failed: smp")]  # at the end, after the progress
+    assert cluster.returncode == 1 and len(killed) == 4 and len(said) == 1, err
+    assert "Ray gave it up after 3 retries: a worker was killed again and again (out of memory?)" in said[0]
+    assert "Traceback" not in err
+    assert len(list((tmp_path / "grid").glob("cells/*-coda-*/results.json"))) == 1
+
+    again = compare(tmp_path, weights, "-o", "grid")
+    out, err = again.communicate(timeout=600)
+    assert again.returncode == 0, err
+    assert len(list((tmp_path / "grid").glob("cells/*/results.json"))) == 2
+
+
 def test_a_cluster_that_cannot_do_it_is_one_line(tmp_path):
     import ray
 

@@ -1,5 +1,6 @@
 """Recognising very many pictures: every picture answered once, whatever was killed, by either engine."""
 
+import contextlib
 import functools
 import http.server
 import os
@@ -217,7 +218,7 @@ def test_ray_gives_the_same_and_outlives_a_killed_worker(model, tmp_path):
         while not list(spread.glob("part-*")) and time.monotonic() < deadline:
             time.sleep(0.02)
         for child in psutil.Process().children(recursive=True):
-            if "MapWorker" in " ".join(child.cmdline()):
+            if "ray::Worker" in " ".join(child.cmdline()):
                 child.kill()
                 killed.append(child.pid)
                 return
@@ -230,3 +231,41 @@ def test_ray_gives_the_same_and_outlives_a_killed_worker(model, tmp_path):
     assert killed and done.pictures == 240
     by_file = lambda row: row["file"]  # noqa: E731
     assert sorted(answers(spread), key=by_file) == sorted(answers(local), key=by_file)
+
+
+@pytest.mark.slow
+@pytest.mark.extra("cluster")
+def test_ray_workers_that_die_again_and_again_are_one_line_and_nothing_is_lost(model, tmp_path):
+    """As on a machine with too little memory: whatever does the work is killed, however often it is started."""
+    import psutil
+
+    photos = write_folders(tmp_path / "photos", range(4), 60, seed=2)
+    out = tmp_path / "ray.parquet"
+    over = threading.Event()
+    killed: set[int] = set()
+
+    def kill_all_workers():
+        while not over.wait(0.05):
+            if list(out.glob("part-*")):  # the first was done while there was memory
+                for child in psutil.Process().children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        if "ray::Worker" in " ".join(child.cmdline()):
+                            child.kill()
+                            killed.add(child.pid)
+
+    thread = threading.Thread(target=kill_all_workers)
+    thread.start()
+    try:
+        with pytest.raises(UserError, match="killed again and again") as said:
+            bulk.recognise_all(model, [str(photos)], str(out), bulk.make_engine("ray", 2), size=10, quiet=True)
+    finally:
+        over.set()
+        thread.join()
+    assert len(killed) > 1 and "\n" not in str(said.value)
+    before = {path.name: path.read_bytes() for path in out.glob("part-*")}
+    assert 0 < len(before) < 24
+    done = bulk.recognise_all(model, [str(photos)], str(out), size=10, quiet=True)
+    assert done == bulk.Summary(240, 240 - 10 * len(before), 0)
+    assert all((out / name).read_bytes() == data for name, data in before.items())
+    files = [row["file"] for row in answers(out)]
+    assert len(files) == len(set(files)) == 240

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fscil.strict import require
+
 
 @dataclass(frozen=True)
 class PlainShape:
@@ -26,6 +28,18 @@ class PlainShape:
     num_heads: int
     mlp_dim: int
     eps: float = 1e-6  # of every layer norm
+
+    def __post_init__(self) -> None:
+        """Refuses what no ViT has: a file may say anything, and room is made for it before weights are seen."""
+        for name, most in (("img_size", 8192), ("embed_dim", 2**16), ("depth", 1000), ("mlp_dim", 2**18)):
+            require(1 <= getattr(self, name) <= most, name, getattr(self, name), f"from 1 to {most}")
+        require(1 <= self.patch_size <= self.img_size, "patch_size", self.patch_size, f"from 1 to {self.img_size}")
+        require(
+            1 <= self.num_heads <= self.embed_dim and self.embed_dim % self.num_heads == 0,
+            "num_heads",
+            self.num_heads,
+            f"a divisor of embed_dim ({self.embed_dim})",
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,7 +19,7 @@ from fscil.errors import UserError, nearest
 from fscil.experiments.grid import Job, is_done
 from fscil.experiments.jobs import run_job
 from fscil.experiments.overview import Overview
-from fscil.runtime import start_ray
+from fscil.runtime import start_ray, why_ray_gave_up
 
 POLL = 0.5  # seconds between two looks at the workers
 ASK_AGAIN = 5.0  # seconds until a job that another process works on is asked for again
@@ -292,8 +292,9 @@ class RayEngine:
         try:
             return self.ray.get(task)
         except self.ray.exceptions.RayError as error:
-            text = " ".join(str(error).split())[:200]
-            return {"state": "failed", "error": f"Ray gave it up after {self.RETRIES} retries: {text}"}
+            reason = why_ray_gave_up(self.ray, error)
+            said = f"Ray gave it up after {self.RETRIES} retries: {reason}; the same command goes on with it"
+            return {"state": "failed", "error": said}
 
     def __enter__(self) -> RayEngine:
         return self

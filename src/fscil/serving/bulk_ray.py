@@ -1,13 +1,14 @@
-"""Recognise very many pictures on a Ray cluster: Ray Data hands parts to workers that each keep the model open."""
+"""Recognise very many pictures on a Ray cluster: parts go to workers that each keep the model open."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from fscil.errors import UserError
-from fscil.runtime import start_ray
+from fscil.runtime import start_ray, why_ray_gave_up
 from fscil.serving.bulk import ModelAt, Output, Part, Work, answer
+
+RESTARTS = 5  # of a worker that dies; a part that is too large for memory must not be tried for ever
 
 
 class Worker:
@@ -19,13 +20,14 @@ class Worker:
         torch.set_num_threads(1)  # as many workers as cores: more threads would only wait for one another
         self.clf, self.output, self.top = model.open(), output, top
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        part = Part(int(row["number"]), [str(file) for file in row["files"]])
-        return {"pictures": len(part.files), "unreadable": answer(self.clf, part, self.output, self.top)}
+    def answer(self, part: Part) -> tuple[int, int]:
+        """Pictures of a part, and how many of them could not be read."""
+        return len(part.files), answer(self.clf, part, self.output, self.top)
 
 
 class RayEngine:
-    """So many processes of a cluster (default: one per GPU or core); one that dies is replaced, its part done again."""
+    """So many processes of a cluster (default: one per GPU or core). One that dies is replaced and its part done again;
+    if that does not help, the call ends, and what is done is done."""
 
     def __init__(self, workers: int | None = None, address: str | None = None):
         if workers is not None and workers < 1:
@@ -35,30 +37,19 @@ class RayEngine:
     def run(self, model: ModelAt, work: Work, top: int) -> Iterator[tuple[int, int]]:
         ray, started = start_ray(self.address)
         try:
-            from ray import data
+            from ray.util import ActorPool
 
             total = ray.cluster_resources()
             gpus = int(total.get("GPU", 0)) if model.device != "cpu" else 0
             workers = self.workers or gpus or max(1, int(total.get("CPU", 1)))
-            workers = min(workers, len(work.missing))
-            context = data.DataContext.get_current()
-            context.enable_progress_bars = False  # parts are counted by the caller
-            context.execution_options.preserve_order = False
-            rows = [{"number": part.number, "files": part.files} for part in work.missing]
-            worker: Any = Worker  # a class is what `map` keeps open; its types know functions only
-            answers = data.from_items(rows, override_num_blocks=len(rows)).map(
-                worker,
-                fn_constructor_args=(model, work.output, top),
-                compute=data.ActorPoolStrategy(size=workers),
-                num_cpus=1,
-                num_gpus=1 if gpus else 0,
-            )
-            for row in answers.iter_rows():
-                yield int(row["pictures"]), int(row["unreadable"])
+            needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
+            remote = ray.remote(max_restarts=RESTARTS, max_task_retries=RESTARTS, **needs)(Worker)
+            pool = ActorPool([remote.remote(model, work.output, top) for _ in range(min(workers, len(work.missing)))])
+            yield from pool.map_unordered(lambda worker, part: worker.answer.remote(part), work.missing)
         except ray.exceptions.RayError as error:
-            text = " ".join(str(error).split())[-300:]
+            reason = why_ray_gave_up(ray, error)
             raise UserError(
-                f"the Ray workers gave up: {text}; the same command goes on with what is missing."
+                f"Ray gave up: {reason}; try fewer --workers. The same command goes on with what is missing."
             ) from error
         finally:
             if started:

@@ -23,12 +23,17 @@ class StoredBackbone(_BackboneKeys, total=False):
     weights_sha256: str | None  # of that file; not in models of version 0.1
 
 
+Level = Annotated[float, Between(-1e6, 1e6)]  # of pixels: (pixel - level) / spread stays a number in float32
+Spread = Annotated[float, Between(1e-6, 1e6)]
+
+
 class StoredTransform(TypedDict):
     """What of a Transform could do harm; the rest is checked when it is built."""
 
     size: Side
     resize: Side
-    std: list[Annotated[float, Between(1e-6, 1e6)]]
+    mean: list[Level]
+    std: list[Spread]
 
 
 class StoredParameters(TypedDict):

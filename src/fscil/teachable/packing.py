@@ -25,6 +25,7 @@ from fscil.files import FORMAT_VERSION, check_header, check_version, save_tensor
 from fscil.reading import parse_json
 from fscil.strict import build, conform
 from fscil.teachable.folder import BACKBONE, FILE_NAME, HEAD
+from fscil.teachable.forms import Level, Spread
 from fscil.teachable.model import Teachable
 from fscil.teachable.versions import Versions
 
@@ -39,8 +40,8 @@ class GivenBackbone(TypedDict):
 
     name: str
     plain: dict[str, Any]
-    mean: list[float]
-    std: list[float]
+    mean: list[Level]
+    std: list[Spread]
 
 
 class Packed(TypedDict):
