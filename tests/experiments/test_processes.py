@@ -1,4 +1,4 @@
-"""One run over two processes gives what one process gives."""
+"""One run over several processes gives what one process gives."""
 
 import os
 import subprocess
@@ -14,19 +14,19 @@ COMMAND += ["--set", "data.base=6", "--set", "data.way=2", "--set", "data.tasks=
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fisher", ["batch", "sample"])
-def test_two_processes_through_accelerate_equal_one(tmp_path, fisher):
+@pytest.mark.parametrize("fisher, count", [("batch", 2), ("sample", 4)])
+def test_several_processes_through_accelerate_equal_one(tmp_path, fisher, count):
     arguments = [*COMMAND, "--set", f"options.fisher={fisher}", "--set", "options.batch_size=7"]
     arguments += ["--set", "options.covariance_form=full"]  # a low-rank basis is unique up to signs only
     launchers = {
         "one": [sys.executable, "-m", "fscil"],
-        "two": [
+        "several": [
             sys.executable,
             "-m",
             "accelerate.commands.launch",
             "--multi_gpu",
             "--num_processes",
-            "2",
+            str(count),
             "-m",
             "fscil",
         ],
@@ -42,11 +42,13 @@ def test_two_processes_through_accelerate_equal_one(tmp_path, fisher):
         )
         assert done.returncode == 0, done.stderr[-2000:]
     states = {name: load_tensors(tmp_path / name / "checkpoints" / "session_2.safetensors")[0] for name in launchers}
-    assert states["one"].keys() == states["two"].keys()
+    assert states["one"].keys() == states["several"].keys()
     for key, expected in states["one"].items():
         torch.testing.assert_close(
-            states["two"][key], expected, rtol=1e-3, atol=1e-4, msg=lambda m, key=key: f"{key}: {m}"
+            states["several"][key], expected, rtol=1e-3, atol=1e-4, msg=lambda m, key=key: f"{key}: {m}"
         )
     results = {name: read_json(tmp_path / name / "results.json") for name in launchers}
-    assert results["two"]["environment"]["processes"] == 2
-    assert results["one"]["summary"]["accuracies"] == pytest.approx(results["two"]["summary"]["accuracies"], abs=2.0)
+    assert results["several"]["environment"]["processes"] == count
+    assert results["one"]["summary"]["accuracies"] == pytest.approx(
+        results["several"]["summary"]["accuracies"], abs=2.0
+    )

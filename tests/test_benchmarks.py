@@ -1,0 +1,50 @@
+"""`benchmarks/all.py`: what it rewrites, and that a benchmark that fails stops nothing. No benchmark runs here."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def all_of_them(tmp_path, monkeypatch):
+    """The script, on a folder with one benchmark that works and one that does not."""
+    spec = importlib.util.spec_from_file_location("all_benchmarks", ROOT / "benchmarks" / "all.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, spec.name, module)
+    spec.loader.exec_module(module)
+    (tmp_path / "RESULTS.md").write_text("# Speed\n\nwritten by hand: 20.14 ms\n")
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such thing')")
+    (tmp_path / "works.py").write_text("import sys; print('| a |\\n|---|\\n| \\\\1', sys.argv[1], '|')")
+    made = module.Benchmark
+    entries = made("broken"), made("works", "7", released="155 s"), made("needs_gpu", gpu=True)
+    for name, value in {"HERE": tmp_path, "RESULTS": tmp_path / "RESULTS.md", "BENCHMARKS": entries}.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "hardware", lambda: ("two cores", False))
+    return module
+
+
+def test_every_script_is_run_by_it_or_needs_data():
+    text = (ROOT / "benchmarks" / "all.py").read_text(encoding="utf-8")
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"all", "common"}
+    assert scripts - {"heads", "store"} == {name for name in scripts if f'Benchmark("{name}"' in text}
+
+
+def test_only_its_own_parts_are_rewritten_and_a_failure_stops_nothing(all_of_them, capsys):
+    assert all_of_them.main([]) == 1
+    assert "broken failed: no such thing" in capsys.readouterr().err
+    first = all_of_them.RESULTS.read_text()
+    assert first.startswith("# Speed\n\nwritten by hand: 20.14 ms\n") and "broken" not in first
+    assert "`python benchmarks/works.py 7`" in first and "| \\1 7 |" in first and "two cores" in first
+    assert first.count("released code, ViT-B/16, one H200: 155 s.") == 1 and "needs_gpu" not in first
+
+    (all_of_them.HERE / "works.py").write_text("print('changed')")
+    all_of_them.RESULTS.write_text(first + "\nalso by hand\n")
+    assert all_of_them.main(["--only", "works"]) == 0
+    second = all_of_them.RESULTS.read_text()
+    assert "changed" in second and "| \\1 7 |" not in second and second.count("works: begin") == 1
+    assert second.endswith("also by hand\n") and "written by hand: 20.14 ms" in second
