@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -65,11 +66,16 @@ def main() -> None:
     fscil = [sys.executable, "-m", "fscil"]
     subprocess.run([*fscil, "fit", base, "-o", model, "--backbone", "glyph_vit_a", "-q"], check=True)
     photo = str(base / "a" / "0.jpg")
+    altered = shutil.copytree(model, root / "altered") / "model.json"
+    altered.write_text(altered.read_text().replace("glyph_vit_a", "glyph_vit_b"))
     commands = {
         "import torch": [sys.executable, "-c", "import torch"],
         "fscil predict, one photo": [*fscil, "predict", str(model), photo],
         "import torch and timm": [sys.executable, "-c", f"import torch; {IMPORTS_TIMM}"],
         "refusal: no such model": [*fscil, "predict", str(root / "none"), photo],
+        "refusal: model.json was altered": [*fscil, "predict", str(altered.parent), photo],
+        "refusal: no such class to forget": [*fscil, "forget", str(model), "nobody"],
+        "refusal: no such option": [*fscil, "predict", str(model), photo, "--jsno"],
     }
     others = [multiprocessing.Process(target=spin, daemon=True) for _ in range(os.cpu_count() or 1)] * chosen.busy
     for other in others:

@@ -70,6 +70,7 @@ SHAPES = (  # what differs between machines, days and sizes of an example, and w
     (r"\b(?=[0-9a-f]*\d)[0-9a-f]{7,}\b[…+]?", "HASH"),
     (r"\bp\d+\.png", "PICTURE"),
     (r"-seed\d+", "-SEED"),
+    (r"(best by \w+): [^;]+;", r"\1: SETTING;"),
     (r".*\blimited to .*|.*\binstead of .*|^\*? ?Limited to .*", "LIMITS"),
     (r"(?<=[\w)])\*", ""),  # the mark of a run that was cut short
     (r"(?<![\w.])[+−-]?\d[\d,.]*", "#"),

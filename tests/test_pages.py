@@ -155,8 +155,9 @@ class Desk:
         else:
             line = self.as_here(step)
             before = self.root / "runes"
-            if "--purge" in line:  # leaves nothing for the rest of the page
+            if "--purge" in line:  # of the class that was just forgotten, and leaves nothing for the rest of the page
                 shutil.copytree(before, self.root / "kept")
+                self.shell("fscil undo runes")
             if stays(step):
                 return self.stay(line, step)
             done = self.shell(line)

@@ -120,6 +120,36 @@ def test_a_known_class_wants_add(model, photos, capsys):
     assert json.loads(say(capsys, "classes", model, "--json"))[4]["pictures"] == 8
 
 
+def test_what_needs_no_torch_is_refused_without_it(original, photos, tmp_path):
+    """A wrong folder, name or option is answered at once; torch alone takes seconds to import."""
+    (tmp_path / "empty").mkdir()
+    wrong = [
+        ["predict", original, "empty"],
+        ["predict", original, photos, "--sort-into", original / "model.json"],
+        ["learn", original, "empty"],
+        ["learn", original, photos / "base" / "class 1"],
+        ["learn", original, photos, "--class", "unknown"],
+        ["forget", original, "nobody"],
+        ["undo", original, "--steps", "9"],
+        ["evaluate", original, "empty"],
+        ["review", original, "empty"],
+        ["suggest", original, "empty"],
+        ["fit", "empty", "-o", "new"],
+        ["fit", photos / "base", "-o", photos],
+    ]
+    code = f"""
+import sys
+from fscil import cli
+for words in {[list(map(str, words)) for words in wrong]!r}:
+    try:
+        cli.main(words)
+    except SystemExit as stop:
+        print(stop.code, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split("\n") == ["2 False"] * len(wrong) + [""], done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -8,7 +8,8 @@ from PIL import Image
 
 from fscil.config import DataConfig
 from fscil.data.datasets import load_dataset
-from fscil.data.pictures import class_folders, expand, files_in, folders_in, listed
+from fscil.data.picture_files import class_folders, expand, files_in, folders_in
+from fscil.data.pictures import listed
 from fscil.errors import UserError
 
 SEEN = ["a.jpg", "b.JPEG", "deep/er/c.png"]  # what a person sees in the folder of a class, in order

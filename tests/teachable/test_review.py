@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fscil.data.pictures import labelled_files
+from fscil.data.picture_files import labelled_files
 from fscil.errors import UserError
 from fscil.teachable.health import model_notes
 from fscil.teachable.model import Teachable

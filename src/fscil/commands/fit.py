@@ -66,6 +66,7 @@ def fit(
     `fscil fit photos/base -o birds --backbone deit_tiny_patch16_224.fb_in1k --set options.epochs=5`
     """
     from fscil.commands._shared import notes, print_json
+    from fscil.data.picture_files import labelled_files
     from fscil.errors import UserError
     from fscil.strict import merge, parse_setting
     from fscil.teachable.folder import ModelFolder
@@ -81,6 +82,7 @@ def fit(
     of_head = chosen.get("head") or {}
     if of_head and head == "auto":
         raise UserError(f"--set head.{next(iter(of_head))} needs a head; choose one with --head NAME")
+    labelled_files(folder)  # a folder that will not do is refused before torch is imported
     from fscil.teachable.model import Teachable
 
     with notes() as said:

@@ -91,7 +91,7 @@ def predict(
         raise UserError("--engine, --workers and --address are for very many pictures: add --out results.parquet.")
     if url := next((name for name in pictures or () if "://" in name), None):
         raise UserError(f'"{url}" is a URL; add --out results.parquet to recognise what is there.')
-    from fscil.data.pictures import expand
+    from fscil.data.picture_files import expand
     from fscil.teachable.sorting import Sorted
     from fscil.teachable.watching import arrivals
 
@@ -240,14 +240,15 @@ def evaluate(
     from fscil.commands._shared import check_model, columns, notes, open_model, print_json
 
     check_model(model, weights)
-    from fscil.data.pictures import labelled_files
+    from fscil.data.picture_files import labelled_files
     from fscil.errors import UserError
-    from fscil.teachable.assess import assess
-    from fscil.teachable.lessons import left_out
 
     if matrix is not None and matrix.suffix.lower() != ".png":
         raise UserError(f'--matrix "{matrix}" must end in .png.')
     files, labels = labelled_files(folder)
+    from fscil.teachable.assess import assess
+    from fscil.teachable.lessons import left_out
+
     with notes() as heard:
         clf = open_model(model, weights, device, quiet)
         if said := left_out(folder):

@@ -41,15 +41,17 @@ def review(
 
     `fscil review birds photos/new --csv > check.csv`
     """
-    from fscil.commands._shared import columns, notes, open_model, print_json
-    from fscil.data.pictures import label_name, labelled_files
+    from fscil.commands._shared import check_model, columns, notes, open_model, print_json
+    from fscil.data.picture_files import label_name, labelled_files
     from fscil.errors import UserError
-    from fscil.teachable.review import review as look_through
     from fscil.text import printable
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")
+    check_model(model, weights)
     files, names = labelled_files(folder)
+    from fscil.teachable.review import review as look_through
+
     with notes():
         clf = open_model(model, weights, device, quiet)
         known = {str(name): name for name in clf.classes_.tolist()}

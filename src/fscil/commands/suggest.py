@@ -37,12 +37,14 @@ def suggest(
     `fscil suggest birds photos/unsorted --copy-to label-these`, then correct the folders, then
     `fscil learn birds label-these --add`
     """
-    from fscil.commands._shared import columns, notes, open_model, print_json
-    from fscil.data.pictures import expand
+    from fscil.commands._shared import check_model, columns, notes, open_model, print_json
+    from fscil.data.picture_files import expand
     from fscil.teachable.sorting import folder_name, place_file
+
+    check_model(model, weights)
+    files = expand(pictures)
     from fscil.teachable.suggesting import suggest as choose
 
-    files = expand(pictures)
     with notes():
         found = choose(open_model(model, weights, device, quiet), files, count)
     placed: list[Path | None] = [None] * len(found)

@@ -52,7 +52,6 @@ def learn(
     from fscil.commands._shared import check_model, event_line, notes, open_model, print_json
 
     head = check_model(model, weights)
-    from fscil.teachable.lessons import left_out
     from fscil.teachable.names import check_class_names
     from fscil.text import printable
 
@@ -65,6 +64,8 @@ def learn(
     if again and not add and sys.stdin.isatty():
         said = ", ".join(f'"{printable(label)}" ({known[label]} pictures)' for label in again)
         add = typer.confirm(f"{said}: known already. Add these pictures?", err=True)
+    from fscil.teachable.lessons import left_out
+
     with notes() as heard:
         clf = open_model(model, weights, device, quiet)
         clf.skip_bad = skip_bad
@@ -82,7 +83,7 @@ def _lesson(model: Path, pictures: list[Path], name: str | None) -> tuple[list[P
     """Files and labels; a folder that was surely meant otherwise is refused with the command for it."""
     import shlex
 
-    from fscil.data.pictures import expand, files_in, is_table, label_name, labelled_files
+    from fscil.data.picture_files import expand, files_in, is_table, label_name, labelled_files
     from fscil.errors import UserError
 
     def command(*words: object) -> str:
@@ -138,8 +139,10 @@ def forget(
 
     `fscil forget birds heron --purge`
     """
-    from fscil.commands._shared import event_line, notes, open_model
+    from fscil.commands._shared import check_model, event_line, notes, open_model
+    from fscil.teachable.names import place_of
 
+    place_of(name, [info["name"] for info in check_model(model, weights).current.record["classes"]])
     with notes():
         clf = open_model(model, weights, device)
         if purge:

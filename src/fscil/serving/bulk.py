@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fscil.data.decode import SUFFIXES
-from fscil.data.pictures import AT_ONCE, files_in
+from fscil.data.picture_files import files_in
+from fscil.data.pictures import AT_ONCE
 from fscil.errors import UserError, nearest
 from fscil.files import atomic_write, digest_file
 from fscil.reading import TABLE_AT_MOST, parse_table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fscil.data.pictures import label_name
+from fscil.data.picture_files import label_name
 from fscil.errors import UserError
 from fscil.evaluation.openset import auroc, calibration_error, fpr_at_tpr
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 
-from fscil.data.pictures import label_name
+from fscil.data.picture_files import label_name
 from fscil.errors import UserError
 from fscil.teachable.lessons import labelled
 from fscil.teachable.model import Teachable

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fscil.data.pictures import Label, label_name
+from fscil.data.picture_files import Label
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform
-from fscil.errors import UserError, nearest
 from fscil.maths.margins import cosine
 from fscil.methods.base import Method
 from fscil.methods.represented import Represented
 from fscil.teachable.calibration import cross_validated, every
+from fscil.teachable.names import place_of
 from fscil.teachable.unknown import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
 
 HELD_OUT_AT_MOST = 4000  # held-out pictures whose features are kept for calibration
@@ -201,14 +201,7 @@ class Knowledge:
 
     def number(self, label: Label) -> int:
         """Where a class stands in `classes`; a number typed as text will do."""
-        name = label_name(label)
-        if name not in self.names and str(name) in map(str, self.names):
-            name = self.names[[str(known) for known in self.names].index(str(name))]
-        if name not in self.names:
-            known = [str(known) for known in self.names]
-            some = ", ".join(known[:10]) + (" …" if len(known) > 10 else "")
-            raise UserError(f'there is no class "{label}".{nearest(label, known) or f" Known: {some}"}')
-        return self.names.index(name)
+        return place_of(label, self.names)
 
     def pictures_by_fingerprint(self) -> dict[int, set[Label]]:
         """The classes that each known picture was given as."""

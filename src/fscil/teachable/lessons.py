@@ -13,7 +13,8 @@ import numpy as np
 
 from fscil.data import cache_dir
 from fscil.data.decode import SUFFIXES
-from fscil.data.pictures import Label, Pictures, label_name, listed, name_of, pair, read_pictures, repeated
+from fscil.data.picture_files import Label, label_name
+from fscil.data.pictures import Pictures, listed, name_of, pair, read_pictures, repeated
 from fscil.errors import UserError
 from fscil.teachable.names import check_class_names
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 
 from fscil.backbones.vit import Backbone
-from fscil.data.pictures import Label
+from fscil.data.picture_files import Label
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.data.transforms import Transform

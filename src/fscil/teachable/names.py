@@ -7,9 +7,10 @@ forms), that a terminal would obey instead of showing, or that is no text at all
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from fscil.errors import UserError
+from fscil.data.picture_files import label_name
+from fscil.errors import UserError, nearest
 from fscil.text import printable
 
 RESERVED = "unknown"  # the answer for pictures of no class
@@ -28,6 +29,19 @@ def check_class_name(label: str | int, known: Iterable[str | int] = ()) -> str |
     fscil.errors.UserError: class name "ro\\u200bse" looks like the known class "rose" but is another; choose a new one.
     """
     return _Names(known).check(label)
+
+
+def place_of(label: str | int, names: Sequence[str | int]) -> int:
+    """Where a class stands among those that are known; a number typed as text will do.
+
+    >>> place_of("7", [3, 7]), place_of(" jay", ["jay"])
+    (1, 0)
+    """
+    wanted, known = str(label_name(label)), [str(name) for name in names]
+    if wanted not in known:
+        some = ", ".join(known[:10]) + (" …" if len(known) > 10 else "")
+        raise UserError(f'there is no class "{label}".{nearest(wanted, known) or f" Known: {some}"}')
+    return known.index(wanted)
 
 
 def check_class_names(labels: Iterable[str | int], known: Iterable[str | int] = ()) -> list[str]:

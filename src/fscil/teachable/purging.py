@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fscil.data.pictures import Label
+from fscil.data.picture_files import Label
 from fscil.errors import UserError
 from fscil.methods.represented import Represented
 from fscil.teachable.folder import FILE_NAME, HEAD, ModelFolder

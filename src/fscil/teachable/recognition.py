@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fscil.data.pictures import AT_ONCE, Label, batches, read_pictures, refuse
+from fscil.data.picture_files import Label
+from fscil.data.pictures import AT_ONCE, batches, read_pictures, refuse
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.transforms import Transform
 from fscil.runtime import Runtime

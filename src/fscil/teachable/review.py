@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fscil.data.pictures import Label
+from fscil.data.picture_files import Label
 from fscil.errors import UserError
 from fscil.teachable.calibration import every
 from fscil.teachable.unknown import KnownSpace, fit_temperature

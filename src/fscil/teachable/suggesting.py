@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fscil.data.pictures import Label, batches
+from fscil.data.picture_files import Label
+from fscil.data.pictures import batches
 from fscil.data.pixels import ImageStore
 from fscil.errors import UserError
 from fscil.maths.choosing import choose_diverse, groups_of, margin_worth, strangeness

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fscil.data.pictures import files_in
+from fscil.data.picture_files import files_in
 from fscil.errors import UserError
 
 EVERY = 1.0  # seconds between looks

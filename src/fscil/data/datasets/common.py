@@ -251,14 +251,14 @@ def saved_split(dataset: str, config: DataConfig) -> Manifest | None:
 
 def is_pack(root: Path) -> bool:
     """Whether a folder holds train/ and test/, each with class folders."""
-    from fscil.data.pictures import folders_in
+    from fscil.data.picture_files import folders_in
 
     return all(folders_in(root / split) for split in (TRAIN, TEST))
 
 
 def images_by_class(root: Path, folders: Iterable[Path]) -> dict[str, list[str]]:
     """{class: sorted paths relative to root} of the images in each class folder and below."""
-    from fscil.data.pictures import files_in
+    from fscil.data.picture_files import files_in
 
     return {folder.name: sorted(file.relative_to(root).as_posix() for file in files_in(folder)) for folder in folders}
 
@@ -275,7 +275,7 @@ def manifest_by(
 
 def pack_manifest(dataset: str, root: Path) -> Manifest:
     """The manifest of train/ and test/, each holding class folders."""
-    from fscil.data.pictures import folders_in
+    from fscil.data.picture_files import folders_in
 
     by_class: dict[str, list[str]] = {}
     for split in (TRAIN, TEST):

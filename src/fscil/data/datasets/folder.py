@@ -18,7 +18,7 @@ from fscil.data.datasets.common import (
     usual_protocol,
 )
 from fscil.data.manifests import TEST, TRAIN, Manifest, stratified_split
-from fscil.data.pictures import folders_in
+from fscil.data.picture_files import folders_in
 from fscil.errors import UserError
 
 

@@ -22,7 +22,7 @@ from fscil.data.datasets.common import (
 )
 from fscil.data.downloads import Archive
 from fscil.data.manifests import TEST, TRAIN, Manifest, stratified_split
-from fscil.data.pictures import folders_in
+from fscil.data.picture_files import folders_in
 from fscil.errors import UserError
 from fscil.reading import read_yaml
 from fscil.strict import conform

@@ -7,7 +7,7 @@ from pathlib import Path
 from fscil.config import DataConfig
 from fscil.data.datasets.common import Dataset, file_dataset, images_by_class, locate, no_split_choice
 from fscil.data.manifests import manifest_of_lists
-from fscil.data.pictures import folders_in
+from fscil.data.picture_files import folders_in
 from fscil.errors import UserError
 
 

@@ -1,0 +1,110 @@
+"""Which files are pictures, and what they are called: folders of class folders, tables of paths and labels.
+
+Every walk through folders of pictures is here, so that all parts see the same files. No torch: a wrong folder is
+refused at once.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fscil.data.decode import SUFFIXES
+from fscil.errors import UserError
+from fscil.reading import TABLE_AT_MOST, parse_table, read_text
+
+Label = str | int
+
+
+def folders_in(root: str | os.PathLike[str]) -> list[Path]:
+    """The folders directly in `root`, sorted; hidden ones are passed over."""
+    root = Path(root)
+    return sorted(path for path in root.iterdir() if path.is_dir() and _shown(path.name)) if root.is_dir() else []
+
+
+def files_in(root: str | os.PathLike[str]) -> list[Path]:
+    """All pictures in a folder and below, by suffix, sorted; what is hidden is passed over (macOS leaves ._a.jpg)."""
+    found: list[Path] = []
+    for where, folders, names in os.walk(root):
+        folders[:] = filter(_shown, folders)  # os.walk goes into those that are left
+        found += [Path(where, name) for name in filter(_shown, names)]
+    return sorted(file for file in found if file.suffix.lower() in SUFFIXES)
+
+
+def _shown(name: str) -> bool:
+    return not name.startswith(".")
+
+
+def class_folders(root: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
+    """Files and class names of a folder that holds one folder of pictures per class.
+
+    Files that are no pictures by their suffix are passed over; a class folder without any picture is an error.
+    """
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise UserError(f'"{root}" is not a folder; give a folder with one folder of pictures per class.')
+    by_class = {folder.name: files_in(folder) for folder in folders_in(root)}
+    if not by_class:
+        hint = " (it holds pictures itself: move them into a folder named like their class)" if files_in(root) else ""
+        raise UserError(f'"{root}" holds no class folders{hint}.')
+    for name, files in by_class.items():
+        if not files:
+            raise UserError(f'the class folder "{root / name}" holds no pictures; add some or remove it.')
+    return [file for files in by_class.values() for file in files], [name for name in by_class for _ in by_class[name]]
+
+
+def labelled_files(source: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
+    """Files and class names of a folder of class folders, or of a table of them: a CSV file with the columns `path` (or
+    `file`) and `label`, whose paths start from where it lies."""
+    source = Path(source).expanduser()
+    if not is_table(source):
+        return class_folders(source)
+    text = read_text(source, TABLE_AT_MOST)
+    first = text.partition("\n")[0]
+    names, rows = parse_table(text, source, ";" if first.count(";") > first.count(",") else ",")
+    columns = {name.strip().lower(): name for name in names}
+    place = columns.get("path", columns.get("file"))
+    if place is None or "label" not in columns or not rows:
+        raise UserError(f'"{source}" needs a first line that names the columns path and label, and a line per picture.')
+    pairs = [(row[place].strip(), row[columns["label"]].strip()) for row in rows]
+    for number, (path, label) in enumerate(pairs, start=2):
+        if not path or not label:
+            raise UserError(
+                f'line {number} of "{source}" has no {"label" if path else "path"}; add it or delete the line.'
+            )
+    return [source.parent / path for path, _ in pairs], [label for _, label in pairs]
+
+
+def is_table(source: str | os.PathLike[str]) -> bool:
+    """Whether this is a CSV file by its name."""
+    return Path(source).suffix.lower() == ".csv" and not Path(source).is_dir()
+
+
+def expand(paths: Iterable[Path]) -> list[Path]:
+    """Files as they are, folders as the pictures in them."""
+    files: list[Path] = []
+    for path in paths:
+        inside = files_in(path) if path.is_dir() else [path]
+        if not inside:
+            raise UserError(f'the folder "{path}" holds no pictures.')
+        files += inside
+    return files
+
+
+def label_name(label: Any) -> Label:
+    """A class name as it is kept: whole numbers stay numbers, everything else is text in one spelling (NFC, trimmed).
+
+    >>> label_name(" Eule "), label_name(np.int64(3)), label_name("e\\u0301") == "\\u00e9"
+    ('Eule', 3, True)
+    """
+    if isinstance(label, (int, np.integer)) and not isinstance(label, bool):
+        return int(label)
+    name = unicodedata.normalize("NFC", str(label)).strip()
+    if not name or len(name) > 200 or any(unicodedata.category(letter) == "Cc" for letter in name):
+        raise UserError(f"{name[:60]!r} cannot be a class name: it must have 1 to 200 printable characters.")
+    return name
