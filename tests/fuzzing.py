@@ -330,7 +330,7 @@ def parse_csv(data: bytes, folder: Path) -> None:
 
 def parse_table(data: bytes, folder: Path) -> None:
     """The pictures that a model is fitted on, with their classes."""
-    from fscil.data.pictures import labelled_files
+    from fscil.data.picture_files import labelled_files
 
     labelled_files(written(data, folder, "pictures.csv"))
 
