@@ -76,7 +76,8 @@ def measured(benchmark: Benchmark, commit: str, hardware: str) -> str | None:
             head = f"### {benchmark.name}\n\n| command | commit | hardware | date | s |\n|---|---|---|---|---|\n"
             row = f"| `{benchmark.command}` | {commit} | {hardware} | {day} | {time.time() - began:.0f} |"
             theirs = f"\n\nThe authors' released code, ViT-B/16, one H200: {benchmark.released}."
-            return f"{head}{row}\n\n{done.stdout.strip()}{theirs if benchmark.released else ''}"
+            printed = re.sub(r"(?m)^([^|\n].*)\n(?=\|)", r"\1\n\n", done.stdout.strip())  # a table wants room above it
+            return f"{head}{row}\n\n{printed}{theirs if benchmark.released else ''}"
     except subprocess.TimeoutExpired:
         problem = f"longer than {HOURS_AT_MOST} hours"
     print(f"{benchmark.name} failed: {problem}", file=sys.stderr, flush=True)

@@ -68,12 +68,12 @@ def main() -> None:
         photos = options.photos or glyph_photos(folder / "photos", TEST, range(40), 100)
         model = ModelAt(options.model, options.weights)
         print(environment())
-        print(f"{'engine':16} {'pictures/s':>10} {'steady':>8} {'× one process':>14}")
+        print("| engine | pictures/s | steady | × one process |\n|---|---|---|---|")
         whole, first = measure("local", model, photos, folder, None)
-        print(f"{'one process':16} {whole:10.1f} {first:8.1f} {1:14.2f}", flush=True)
+        print(f"| one process | {whole:.1f} | {first:.1f} | 1.00 |", flush=True)
         for workers in options.workers:
             whole, steady = measure(f"ray-{workers}", model, photos, folder, workers)
-            print(f"{f'ray, {workers} workers':16} {whole:10.1f} {steady:8.1f} {steady / first:14.2f}", flush=True)
+            print(f"| ray, {workers} workers | {whole:.1f} | {steady:.1f} | {steady / first:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

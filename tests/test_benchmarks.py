@@ -19,7 +19,7 @@ def all_of_them(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     (tmp_path / "RESULTS.md").write_text("# Speed\n\nwritten by hand: 20.14 ms\n")
     (tmp_path / "broken.py").write_text("raise SystemExit('no such thing')")
-    (tmp_path / "works.py").write_text("import sys; print('| a |\\n|---|\\n| \\\\1', sys.argv[1], '|')")
+    (tmp_path / "works.py").write_text("import sys; print('said\\n| a |\\n|---|\\n| \\\\1', sys.argv[1], '|')")
     made = module.Benchmark
     entries = made("broken"), made("works", "7", released="155 s"), made("needs_gpu", gpu=True)
     for name, value in {"HERE": tmp_path, "RESULTS": tmp_path / "RESULTS.md", "BENCHMARKS": entries}.items():
@@ -40,6 +40,7 @@ def test_only_its_own_parts_are_rewritten_and_a_failure_stops_nothing(all_of_the
     first = all_of_them.RESULTS.read_text()
     assert first.startswith("# Speed\n\nwritten by hand: 20.14 ms\n") and "broken" not in first
     assert "`python benchmarks/works.py 7`" in first and "| \\1 7 |" in first and "two cores" in first
+    assert "said\n\n| a |\n|---|\n" in first  # a table has room above it
     assert first.count("released code, ViT-B/16, one H200: 155 s.") == 1 and "needs_gpu" not in first
 
     (all_of_them.HERE / "works.py").write_text("print('changed')")
