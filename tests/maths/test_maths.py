@@ -6,7 +6,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.nn import functional as F
 
 from fscil.maths import discriminant as discriminants
-from fscil.maths.discriminant import Remembered, discriminant, pooled_covariance, shrink
+from fscil.maths.discriminant import discriminant, pooled_covariance, shrink
 from fscil.maths.fisher import batch_square, block_norms, sample_square
 from fscil.maths.gaussians import class_roots, densest_half, packed_roots
 from fscil.maths.margins import cosine_schedule, margin_loss, penalise, streams_loss
@@ -195,25 +195,6 @@ def test_classes_are_solved_for_in_blocks_as_by_the_inverse(monkeypatch, block):
     torch.testing.assert_close(weights, (means @ inverse).float(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(biases, torch.stack(expected).float(), rtol=1e-4, atol=1e-5)
     assert discriminant(means.float(), counts, pooled.float(), 0.3, dtype=torch.float64)[0].dtype == torch.float64
-
-
-def test_what_is_remembered_is_never_stale():
-    means, counts, pooled = randn(5, 3), torch.arange(1, 6), torch.eye(3, dtype=torch.float64)
-    remembered = Remembered()
-    first = remembered(means, counts, pooled, 0.3)
-    assert remembered(means, counts, pooled, 0.3) is first
-    changes = [
-        lambda: means.__setitem__(2, 7.0),  # written to in place
-        lambda: counts.add_(1),
-        lambda: pooled.mul_(2),
-    ]
-    for change in changes:
-        change()
-        for own, fresh in zip(remembered(means, counts, pooled, 0.3), discriminant(means, counts, pooled, 0.3)):
-            assert torch.equal(own, fresh)
-    more = torch.cat([means, randn(1, 3)])
-    assert len(remembered(more, torch.arange(1, 7), pooled, 0.3)[0]) == 6
-    torch.testing.assert_close(remembered(means, counts, pooled, 0.9), discriminant(means, counts, pooled, 0.9))
 
 
 def test_correction_is_the_inflation_of_the_squared_distance():

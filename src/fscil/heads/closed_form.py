@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fscil.heads.base import Head, Lesson, Linear, LinearScores
-from fscil.maths.discriminant import Remembered, discriminant, pooled_covariance
+from fscil.heads.remembered import Remembered
+from fscil.maths.discriminant import discriminant, pooled_covariance
 from fscil.runtime import Runtime
 
 

@@ -50,31 +50,3 @@ def discriminant(
         weights[block], squares[block] = solved, (centres * solved).sum(1)
     biases = -0.5 * squares + gamma * 0.5 * inflation / counts.to(wide.dtype)
     return weights, biases.to(dtype)
-
-
-class Remembered:
-    """`discriminant`, solved again only when the tensors it is made of are others, or were written to.
-
-    Between two lessons nothing changes, and for 100,000 classes solving takes far longer than scoring a picture.
-    """
-
-    def __init__(self) -> None:
-        self._of: list[tuple[Tensor, int]] = []  # means, counts, covariance: each with how often it was written to
-        self._how: tuple[object, ...] = ()
-        self._solved: tuple[Tensor, Tensor] | None = None
-
-    def __call__(
-        self,
-        means: Tensor,
-        counts: Tensor,
-        covariance: Tensor,
-        alpha: float,
-        gamma: float = 1.0,
-        dtype: torch.dtype | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        of, how = [(tensor, tensor._version) for tensor in (means, counts, covariance)], (alpha, gamma, dtype)
-        same = how == self._how and all(new is old and at == was for (new, at), (old, was) in zip(of, self._of))
-        if self._solved is None or not same:
-            self._solved = None  # makes room first
-            self._solved, self._of, self._how = discriminant(means, counts, covariance, *how), of, how
-        return self._solved

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fscil.evaluation.openset import auroc
-from fscil.maths.discriminant import Remembered, pooled_covariance, shrink
+from fscil.heads.remembered import Remembered
+from fscil.maths.discriminant import pooled_covariance, shrink
 from fscil.maths.leave_one_out import left_out_densities
 from fscil.maths.margins import cosine
 from fscil.maths.prototypes import class_means
