@@ -1,8 +1,11 @@
 """Several processes that answer for one model: what one is taught all know, one that dies is replaced."""
 
 import contextlib
+import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -75,3 +78,35 @@ def test_workers_end_with_a_parent_that_is_killed(model):  # noqa: F811
         os.kill(process.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
+
+
+HEAPS = """
+import ctypes, sys, threading
+from fscil.serving.workers import share_memory_between_threads
+if sys.argv[1] == "shared":
+    share_memory_between_threads()
+held, together = [], threading.Barrier(8)
+def work():
+    together.wait()
+    held.extend(bytearray(50_000) for _ in range(200))
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+out = ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w"))
+libc.malloc_info(0, out)
+libc.fflush(out)
+"""
+
+
+def test_threads_share_two_heaps():
+    """As glibc itself counts them, in a process whose threads allocate at the same time."""
+    if not hasattr(ctypes.CDLL(None), "malloc_info"):
+        pytest.skip("no glibc")
+    heaps = {
+        how: subprocess.run([sys.executable, "-c", HEAPS, how], capture_output=True, text=True, check=True).stdout
+        for how in ("own", "shared")
+    }
+    assert heaps["own"].count("<heap nr") > 2 == heaps["shared"].count("<heap nr")

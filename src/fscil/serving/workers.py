@@ -7,6 +7,7 @@ lessons take turns by the folder's lock. One that dies is replaced. What is boun
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,7 @@ from fscil.errors import UserError, stoppable
 
 GRACE = 5.0  # seconds for a worker to end by itself
 QUICK = 10.0  # seconds: a worker that ends sooner than that after its start will not do better next time
+M_ARENA_MAX = -8  # of glibc's malloc.h
 COLLECTED = "PROMETHEUS_MULTIPROC_DIR"  # where processes put what they count, so that any of them can add it up
 
 
@@ -47,6 +49,7 @@ class Service:
         from fscil.serving.listening import make_server
         from fscil.serving.operating import access_log_on_stderr
 
+        share_memory_between_threads()
         host = Host(self.model, self.weights, self.device, decoders=Decoders().start())
         if opened is not None:
             opened(host)
@@ -54,6 +57,15 @@ class Service:
         shown = access_log_on_stderr() if self.access_log else contextlib.nullcontext()
         with shown, contextlib.suppress(KeyboardInterrupt):
             make_server(app, host).run(sockets=[listening])
+
+
+def share_memory_between_threads() -> None:
+    """Has glibc keep two heaps, not eight per core: what one thread frees another uses, and memory stops growing.
+
+    DeiT-Tiny under load, taught meanwhile, grew from 858 to 1026 MB in 100 s without this and from 830 to 849 with it.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # no glibc here
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 def serve_with(workers: int, service: Service, listening: socket.socket, ready: Any) -> None:
