@@ -305,18 +305,20 @@ def prepare(root: Path, page: str) -> None:
         copy(finished, "RUNS/one")
         copy(finished, "RUN")
         (root / "RUN" / "results.json").unlink()  # as if it had been stopped at the end
-    unfinished = root / "runs" / "grid" / "cells" / "glyphs-smp-seed2024-0a1b2c3d"
+    cells = root / "runs" / "grid" / "cells"
+    unfinished, altered = (cells / f"glyphs-smp-seed{seed}-0a1b2c3d" for seed in (2024, 2025))  # as the pages call them
+    for stray in (unfinished, altered):
+        shutil.rmtree(stray, ignore_errors=True)
     if page == "compare":
         copy(root / "runs" / "glyphs-smp-seed2023-1" / "config.yaml", str(unfinished / "config.yaml"))
-    if page in ("report", "leaderboard", "reproduce", "README"):
-        shutil.rmtree(unfinished, ignore_errors=True)
+    if page == "leaderboard":
+        copy(sorted(cells.glob("*smp*"))[0], str(altered))
+        metrics = altered / "metrics.jsonl"
+        metrics.write_text(metrics.read_text().replace("1", "2", 1))
     if page == "verify":
         copy(root / "runs" / "glyphs-smp-seed2023-1", "copied/glyphs-smp-seed2023-1")
-        altered = root / "copied" / "glyphs-smp-seed2023-1" / "predictions" / "session_1.safetensors"
-        altered.write_bytes(altered.read_bytes()[:-1] + b"?")
-    if page == "leaderboard":
-        altered = sorted((root / "runs" / "grid" / "cells").glob("*smp*"))[0] / "metrics.jsonl"
-        altered.write_text(altered.read_text().replace("1", "2", 1))
+        file = root / "copied" / "glyphs-smp-seed2023-1" / "predictions" / "session_1.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
 
 
 @pytest.fixture(scope="module")
