@@ -83,6 +83,7 @@ SHAPES = (  # what differs between machines, days and sizes of an example, and w
     (r"(?:CLASS|unknown),#,(?:True|False)", "ANSWER"),
     (r"\b(?:true|false)\b", "BOOLEAN"),
     (r"\b(class|picture|run|job|change|file|page)(?:e?s)?\b", r"\1"),
+    (r"(# job), # of them already done", r"\1"),  # by another page
     (r"\s+", " "),
     (r"#(?: #)+", "#"),
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +37,8 @@ def test_cells_of_a_page():
 def test_the_cells_run_one_after_the_other(tmp_path, monkeypatch):
     """Without a kernel: cells are either one command or plain Python, and Jupyter would bring forty packages."""
     monkeypatch.chdir(ROOT / "docs")
-    monkeypatch.setenv("SCRIPTS", "")  # the first cell sets it
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the first cell goes into a folder there
+    monkeypatch.setenv("SCRIPTS", "")  # and sets this
     desk, names = Desk(tmp_path), {}
     for cell in json.loads(notebook.NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -43,7 +47,8 @@ def test_the_cells_run_one_after_the_other(tmp_path, monkeypatch):
         if not source.startswith("!"):
             exec(source, names)
             continue
-        done = desk.shell(f'export SCRIPTS="{ROOT}/scripts"; {source[1:]}')
+        desk.root = Path.cwd()
+        done = desk.shell(f'export SCRIPTS="{os.environ["SCRIPTS"]}"; {source[1:]}')
         shown = tuple(line for output in cell["outputs"] for line in "".join(output["text"]).split("\n") if line)
         refused = any(line.startswith("fscil: error:") for line in shown)
         assert done.returncode == (2 if refused else 0), f"{source}\n{done.stderr}"
