@@ -182,9 +182,10 @@ class Output:
         content = io.BytesIO(_read(self.path(name), TABLE_AT_MOST))
         try:
             table = _pyarrow().parquet.read_table(content)
-            table.validate(full=True)  # text that is no UTF-8 would show later
+            table.validate(full=True)  # text that is no UTF-8 would show later,
+            table.rename_columns(table.schema.names)  # and so would names that are none
             return table
-        except (_pyarrow().ArrowException, OSError) as error:
+        except (_pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
             said = " ".join(str(error).split())[:200]
             raise UserError(f'"{self.path(name)}" is damaged ({said}); remove the folder and start again.') from error
 
