@@ -14,6 +14,7 @@ from fscil.data.picture_files import Label
 from fscil.data.pictures import AT_ONCE, batches, read_pictures, refuse
 from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.transforms import Transform
+from fscil.errors import UserError
 from fscil.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ class Recogniser:
         else:
             logits, scores = knowledge.judge(pixels)
         probabilities = (logits / knowledge.calibration["temperature"]).softmax(1)
+        if not probabilities.isfinite().all():
+            raise UserError(
+                "the model's answers are no numbers: a setting or a tensor of it is far out of range; take an earlier "
+                "version of it (fscil undo), or fit it again."
+            )
         return Answers(probabilities, knowledge.is_unknown(scores), scores, nearest)
 
     def batches(self, X: Sequence[Any], alike: int = 0) -> Iterator[tuple[list[int], dict[int, str], Answers]]:
