@@ -197,7 +197,7 @@ for words in {[list(map(str, words)) for words in wrong]!r}:
         (["forget", "MODEL", "zebra"], 'no class "zebra". Known: class 0, class 1'),
         # what the options themselves do not allow
         (["prdict", "MODEL", "x.png"], "No such command 'prdict'. Did you mean 'predict'.+ See: fscil --help"),
-        (["predict", "MODEL", "x.png", "--jsno"], "No such option: --jsno .*--json.* See: fscil predict --help"),
+        (["predict", "MODEL", "x.png", "--jsno"], "No such option:? .?--jsno.*--json.* See: fscil predict --help"),
         (["predict", "MODEL", "x.png", "--top", "0"], '--top "0": .*See: fscil predict --help'),
         (["predict", "MODEL", "x.png", "--top=many"], '--top "many": .*See: fscil predict --help'),
         (["suggest", "MODEL", "EMPTY", "-n", "-1"], '-n "-1": '),
