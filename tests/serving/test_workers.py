@@ -82,9 +82,9 @@ def test_workers_end_with_a_parent_that_is_killed(model):  # noqa: F811
 
 HEAPS = """
 import ctypes, sys, threading
-from fscil.serving.workers import share_memory_between_threads
+from fscil.serving.workers import keep_memory_small
 if sys.argv[1] == "shared":
-    share_memory_between_threads()
+    keep_memory_small()
 held, together = [], threading.Barrier(8)
 def work():
     together.wait()
