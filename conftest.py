@@ -60,7 +60,8 @@ def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     report = yield
-    raised = report.call.excinfo and report.call.excinfo.value
+    call = getattr(report, "call", None)  # --last-failed passes over files without a call
+    raised = call and call.excinfo and call.excinfo.value
     problem = getattr(raised, "__cause__", None) or raised  # pytest wraps what an import raised
     if isinstance(problem, ModuleNotFoundError) and (extra := extra_that_brings(problem.name)):
         report.outcome, report.longrepr = "skipped", (str(collector.path), None, f"Skipped: needs fscil[{extra}]")

@@ -196,10 +196,11 @@ def test_a_killed_driver_loses_and_doubles_nothing(model, tmp_path, engine):
         time.sleep(0.02)
     os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
-    before = len(list(out.glob("part-*")))
-    assert 3 <= before < 120
+    before = {part.name: part.stat().st_mtime_ns for part in out.glob("part-*")}
+    assert 3 <= len(before) < 120
     done = bulk.recognise_all(model, [str(photos)], str(out), size=2, quiet=True)
-    assert done.answered == 240 - 2 * before  # what a late worker wrote in between is the same file once more
+    assert done.answered <= 240 - 2 * len(before)  # a worker of the cluster outlives its driver for a part or two
+    assert before == {name: (out / name).stat().st_mtime_ns for name in before}  # what was there was not done again
     files = [row["file"] for row in answers(out)]
     assert len(files) == len(set(files)) == 240
 
