@@ -22,6 +22,7 @@ from tiny_world import base_task, few_shot_tasks, make_backbone, make_images, ma
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = "cuda"
+RATE = 0.1  # at 0.5 a change of the weights by one part in a million changes the result by more than is allowed here
 SPECS = [AdapterSpec(0.0), AdapterSpec(0.2), AdapterSpec(0.0, 1.0, learnable=True)]
 
 
@@ -34,7 +35,7 @@ def on_gpu(task: Task) -> Task:
 def trained(device: str, task: Task, batch_size: int = 8, compile: str = "off"):
     place = Runtime.make(device, precision="fp32", seed=1, compile=compile)
     backbone = make_backbone().prepare(place)
-    streams = train_adapter_sets(backbone, task, SPECS, 3, "sparse", Schedule(3, batch_size, 0.5, 5e-4), place)
+    streams = train_adapter_sets(backbone, task, SPECS, 3, "sparse", Schedule(3, batch_size, RATE, 5e-4), place)
     return place, backbone, streams
 
 
@@ -102,7 +103,10 @@ def test_products_of_bf16_values_are_summed_in_float32(square):
     torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(registry.METHODS))
+KINDS = {registry.method_class(name): name for name in sorted(registry.METHODS)}  # one of each: others change options
+
+
+@pytest.mark.parametrize("name", sorted(KINDS.values()))
 def test_every_method_learns_in_bf16_with_graphs(name):
     place = Runtime.make(DEVICE, precision="bf16", seed=1, compile="off")
     plain = make_backbone().prepare(place)
@@ -115,4 +119,4 @@ def test_every_method_learns_in_bf16_with_graphs(name):
 def test_methods_learn_in_bf16_through_compiled_blocks(name, tasks):
     place = Runtime.make(DEVICE, precision="bf16", seed=1, batch_size_eval=9)  # as few shapes as there can be
     assert place.compile and place.cuda_graphs
-    learn(make_method(name, {"batch_size": 18}, backbone=make_backbone().prepare(place), **vars(place)), tasks())
+    learn(make_method(name, {"batch_size": 9}, backbone=make_backbone().prepare(place), **vars(place)), tasks())
