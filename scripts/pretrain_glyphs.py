@@ -28,7 +28,16 @@ from safetensors.torch import load_file, save
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from fscil.data.glyphs import BASE_CLASSES, DRAWS, IMAGE_SIZE, NUISANCE, RENDERER_VERSION, compose, glyph_masks
+from fscil.data.glyphs import (
+    BASE_CLASSES,
+    DRAWS,
+    IMAGE_SIZE,
+    NUISANCE,
+    RENDERER_VERSION,
+    compose,
+    glyph_classes,
+    glyph_masks,
+)
 from fscil.files import atomic_write
 
 ARCHITECTURE = dict(img_size=IMAGE_SIZE, patch_size=8, embed_dim=128, depth=6, num_heads=4, num_classes=0)
@@ -170,7 +179,7 @@ def draw_masks() -> dict[str, Tensor]:
     """Masks and their classes of both parts; the benchmark's serve the printed figures alone."""
     tensors = {}
     for part in NUISANCE:
-        masks, owner = glyph_masks(part)
+        masks, owner = glyph_masks(glyph_classes()[part])
         tensors[f"{part}.masks"], tensors[f"{part}.owner"] = torch.from_numpy(masks), torch.from_numpy(owner)
     return tensors
 

@@ -159,7 +159,7 @@ def test_a_plain_picture_shows_its_character():
     import torch
 
     plain = glyphs.Nuisance((0.8, 0.8), 0, 0, 0, 0, 0, 0, (0.8, 0.8), 0, 0, 0, 0, 0)
-    masks, _ = glyphs.glyph_masks("benchmark")
+    masks, _ = glyphs.glyph_masks(glyphs.glyph_classes()["benchmark"])
     ink = torch.from_numpy(masks[:12].copy()).float() / 255
     generator = torch.Generator().manual_seed(0)
     draws = torch.rand(12, glyphs.DRAWS, generator=generator)

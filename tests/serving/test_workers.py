@@ -82,7 +82,7 @@ def test_workers_end_with_a_parent_that_is_killed(model):  # noqa: F811
 
 HEAPS = """
 import ctypes, sys, threading
-from fscil.serving.workers import keep_memory_small
+from fscil.serving.memory import keep_memory_small
 if sys.argv[1] == "shared":
     keep_memory_small()
 held, together = [], threading.Barrier(8)

@@ -144,9 +144,8 @@ def glyph_mask(code: int, font: str) -> np.ndarray:
     return np.asarray(mask)
 
 
-def glyph_masks(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """All masks of a part, class after class: uint8 (G, MASK_SIZE, MASK_SIZE), and the class of each, int64 (G,)."""
-    classes = glyph_classes()[part]
+def glyph_masks(classes: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """All masks of classes, one after the other: uint8 (G, MASK_SIZE, MASK_SIZE), and whose each is, int64 (G,)."""
     masks = [glyph_mask(entry["code"], font) for entry in classes for font in entry["fonts"]]
     owner = np.repeat(np.arange(len(classes)), [len(entry["fonts"]) for entry in classes])
     return np.stack(masks), owner
@@ -228,12 +227,13 @@ def compose(masks: torch.Tensor, draws: torch.Tensor, noise: torch.Tensor, nuisa
     return (picture + noise * uniform(0, nuisance.noise)[:, None]).clamp(0, 1)
 
 
-def render(part: str, split: str, seed: int, per_class: int, nuisance: Nuisance) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a part: uint8 images (N, 48, 48, 3), class after class, and int64 labels (N,)."""
+def render(
+    classes: list[dict[str, Any]], split: str, seed: int, per_class: int, nuisance: Nuisance
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw some classes: uint8 images (N, 48, 48, 3), class after class, and int64 labels (N,)."""
     import torch
 
-    classes = glyph_classes()[part]
-    masks, owner = glyph_masks(part)
+    masks, owner = glyph_masks(classes)
     first = np.searchsorted(owner, np.arange(len(classes)))
     split_number = list(PER_CLASS).index(split)
     images = np.empty((len(classes) * per_class, IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
@@ -289,6 +289,6 @@ def glyph_images(
         kept = load(path.read_bytes())
         images, labels = kept["images"], kept["labels"]
     except Exception:  # absent or damaged: draw again
-        images, labels = render(part, split, seed, per_class, NUISANCE[part])
+        images, labels = render(classes, split, seed, per_class, NUISANCE[part])
         atomic_write(path, save({"images": images, "labels": labels}))
     return images, labels, [class_name(entry["code"]) for entry in classes]

@@ -199,7 +199,9 @@ def serve(
         except ImportError as error:
             raise UserError(f'the page needs Gradio ({error}): pip install "fscil[app]"') from error
         from fscil.serving.host import Host
+        from fscil.serving.memory import keep_memory_small
 
+        keep_memory_small()
         listening = stack.enter_context(listen(address, port))
         host = Host(model, weights, device, decoders=Decoders().start())
         app = make_app(host, address, user, password, demo)

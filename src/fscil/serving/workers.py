@@ -7,7 +7,6 @@ lessons take turns by the folder's lock. One that dies is replaced. What is boun
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -25,8 +24,6 @@ from fscil.errors import UserError, stoppable
 
 GRACE = 5.0  # seconds for a worker to end by itself
 QUICK = 10.0  # seconds: a worker that ends sooner than that after its start will not do better next time
-M_ARENA_MAX = -8  # of glibc's malloc.h
-GIVE_BACK = 15.0  # seconds between two times that free memory is given back
 COLLECTED = "PROMETHEUS_MULTIPROC_DIR"  # where processes put what they count, so that any of them can add it up
 
 
@@ -48,6 +45,7 @@ class Service:
         from fscil.serving.decoding import Decoders
         from fscil.serving.host import Host
         from fscil.serving.listening import make_server
+        from fscil.serving.memory import keep_memory_small
         from fscil.serving.operating import access_log_on_stderr
 
         keep_memory_small()
@@ -58,25 +56,6 @@ class Service:
         shown = access_log_on_stderr() if self.access_log else contextlib.nullcontext()
         with shown, contextlib.suppress(KeyboardInterrupt):
             make_server(app, host).run(sockets=[listening])
-
-
-def keep_memory_small() -> None:
-    """Has glibc keep two heaps, not eight per core, and give back what is free in them now and then.
-
-    What one thread frees another uses, and what many requests at once have needed does not stay for good. DeiT-Tiny
-    under load, taught meanwhile, grew from 858 to 1026 MB in 100 s with the heaps it would have made.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # no glibc here
-        library = ctypes.CDLL(None)
-        library.mallopt(M_ARENA_MAX, 2)
-        trim = library.malloc_trim
-
-        def give_back() -> None:
-            while True:
-                time.sleep(GIVE_BACK)
-                trim(0)
-
-        threading.Thread(target=give_back, daemon=True, name="memory").start()
 
 
 def serve_with(workers: int, service: Service, listening: socket.socket, ready: Any) -> None:
