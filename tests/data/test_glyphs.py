@@ -16,6 +16,10 @@ EVERY = CLASSES["benchmark"] + CLASSES["pretrain"]
 PARTS = ("benchmark", "pretrain")
 
 
+def draw(part, split, seed, per_class, nuisance):
+    return glyphs.render(glyphs.glyph_classes()[part], split, seed, per_class, nuisance)
+
+
 @pytest.fixture
 def few_classes(monkeypatch):
     """Five classes per part, so that drawing is quick; each picture depends on its class and number alone."""
@@ -126,9 +130,9 @@ def test_no_two_classes_look_alike(font):
 
 @pytest.mark.usefixtures("few_classes")
 def test_a_seed_fixes_every_byte():
-    first, labels = glyphs.render("benchmark", "train", 0, 4, glyphs.NUISANCE["benchmark"])
-    again, _ = glyphs.render("benchmark", "train", 0, 4, glyphs.NUISANCE["benchmark"])
-    other, _ = glyphs.render("benchmark", "train", 1, 4, glyphs.NUISANCE["benchmark"])
+    first, labels = draw("benchmark", "train", 0, 4, glyphs.NUISANCE["benchmark"])
+    again, _ = draw("benchmark", "train", 0, 4, glyphs.NUISANCE["benchmark"])
+    other, _ = draw("benchmark", "train", 1, 4, glyphs.NUISANCE["benchmark"])
     assert first.shape == (20, 48, 48, 3) and first.dtype == np.uint8
     assert labels.tolist() == [c for c in range(5) for _ in range(4)]
     np.testing.assert_array_equal(first, again)
@@ -137,8 +141,8 @@ def test_a_seed_fixes_every_byte():
 
 @pytest.mark.usefixtures("few_classes")
 def test_more_images_extend_the_same_list():
-    few, _ = glyphs.render("benchmark", "test", 0, 2, glyphs.NUISANCE["benchmark"])
-    more, _ = glyphs.render("benchmark", "test", 0, 5, glyphs.NUISANCE["benchmark"])
+    few, _ = draw("benchmark", "test", 0, 2, glyphs.NUISANCE["benchmark"])
+    more, _ = draw("benchmark", "test", 0, 5, glyphs.NUISANCE["benchmark"])
     close = np.abs(few.reshape(5, 2, -1).astype(int) - more.reshape(5, 5, -1)[:, :2].astype(int))
     assert close.max() <= 1  # batched arithmetic may round a level apart
 
@@ -146,8 +150,7 @@ def test_more_images_extend_the_same_list():
 @pytest.mark.usefixtures("few_classes")
 def test_no_picture_is_in_two_places():
     pictures = [
-        glyphs.render(part, split, 0, 5, glyphs.NUISANCE[part])[0]
-        for part, split in itertools.product(PARTS, ("train", "test"))
+        draw(part, split, 0, 5, glyphs.NUISANCE[part])[0] for part, split in itertools.product(PARTS, ("train", "test"))
     ]
     together = np.concatenate(pictures).reshape(100, -1)
     assert len(np.unique(together, axis=0)) == 100
