@@ -39,6 +39,7 @@ from fscil.runtime import Runtime
 class ChordOptions(AdapterOptions):
     """Chosen on the validation streams of CIFAR100 and CUB200 together (REPRODUCIBILITY.md)."""
 
+    lr: float = 0.03  # three times that of SMP
     margins: tuple[float, ...] = (-0.1, 0.2)  # of the adapter sets
     scale: float = 16.0  # of the base loss
     frozen: bool = True  # the pretrained features as a further space
