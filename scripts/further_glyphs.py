@@ -1,7 +1,9 @@
-"""Pictures of letters that are in neither list of the glyphs benchmark: a dataset that no setting was chosen on.
+r"""Pictures of letters that are in neither list of the glyphs benchmark: a dataset that no setting was chosen on.
 
-    python scripts/further_glyphs.py DIR                    # 80 letters, 50 + 60 pictures each; half a minute
-    fscil compare --dataset folder --data-root DIR --set data.split=pack --methods smp,chord --seeds 3
+    python scripts/further_glyphs.py DIR                    # 80 letters, 50 + 60 pictures each; ten seconds
+    fscil compare --dataset folder --data-root DIR --backbone glyph_vit_a --methods chord --seeds 3 \
+        --set data.split=pack --set transform.size=48 --set transform.resize=48 --set transform.scale=[0.5,1.0] \
+        --set transform.flip=0.0 --set transform.normalize=none --set options.lr=0.05 --set options.epochs=8
 
 They are drawn as the benchmark's are. `select_glyphs.py` left them out because each resembles some class of it when
 turned or mirrored; here only letters that look alike as they stand are kept apart.
