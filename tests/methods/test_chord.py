@@ -18,7 +18,7 @@ def test_its_features_are_those_of_sets_trained_apart_and_of_the_frozen_backbone
     blocks = method.features(images).split(backbone.dim, 1)
     assert len(blocks) == 3
     for block, margin in zip(blocks, (-0.1, 0.2)):
-        apart = make_method("single_m0", {"margin": margin}, **DOUBLE)
+        apart = make_method("single_m0", {"margin": margin, "lr": method.options.lr}, **DOUBLE)
         apart.fit_base(base_task())
         torch.testing.assert_close(block, F.normalize(apart.features(images), dim=1), rtol=0, atol=1e-10)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_the_trained_heads_help_to_rank_the_base_classes_and_nothing_else():
     torch.testing.assert_close(found[:, :BASE].amax(1), before[:, :BASE].amax(1))
     blocks, heads = x.split(16, 1), []
     for block, margin in zip(blocks, (-0.1, 0.2)):
-        apart = make_method("single_m0", {"margin": margin}, **DOUBLE)
+        apart = make_method("single_m0", {"margin": margin, "lr": method.options.lr}, **DOUBLE)
         apart.fit_base(base_task())
         heads.append(16 * F.cosine_similarity(block[:, None], apart.trained_rows[None], dim=2))
     both = 0.3 * before[:, :BASE].log_softmax(1) + sum(heads).log_softmax(1)
