@@ -5,8 +5,8 @@ r"""Pictures of letters that are in neither list of the glyphs benchmark: a data
         --set data.split=pack --set transform.size=48 --set transform.resize=48 --set transform.scale=[0.5,1.0] \
         --set transform.flip=0.0 --set transform.normalize=none --set options.lr=0.05 --set options.epochs=8
 
-They are drawn as the benchmark's are. `select_glyphs.py` left them out because each resembles some class of it when
-turned or mirrored; here only letters that look alike as they stand are kept apart.
+They are drawn as the benchmark's are. `select_glyphs.py` left most of them out because they resemble one of its classes
+when turned or mirrored; here only letters that look alike as they stand are kept apart.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ KINDS = {registry.method_class(name): name for name in sorted(registry.METHODS)}
 
 
 @pytest.mark.parametrize("name", sorted(KINDS.values()))
-def test_every_method_learns_in_bf16_with_graphs(name):
+def test_a_method_of_every_kind_learns_in_bf16_with_graphs(name):
     place = Runtime.make(DEVICE, precision="bf16", seed=1, compile="off")
     plain = make_backbone().prepare(place)
     place.compile = True  # the method fills its batches up as for compiled blocks

@@ -2,6 +2,7 @@
 
 import itertools
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ EVERY = CLASSES["benchmark"] + CLASSES["pretrain"]
 PARTS = ("benchmark", "pretrain")
 
 
-def draw(part, split, seed, per_class, nuisance):
-    return glyphs.render(glyphs.glyph_classes()[part], split, seed, per_class, nuisance)
+def draw(part, split, seed, per_class):
+    return glyphs.render(glyphs.glyph_classes()[part], split, seed, per_class, glyphs.NUISANCE[part])
 
 
 @pytest.fixture
@@ -130,9 +131,9 @@ def test_no_two_classes_look_alike(font):
 
 @pytest.mark.usefixtures("few_classes")
 def test_a_seed_fixes_every_byte():
-    first, labels = draw("benchmark", "train", 0, 4, glyphs.NUISANCE["benchmark"])
-    again, _ = draw("benchmark", "train", 0, 4, glyphs.NUISANCE["benchmark"])
-    other, _ = draw("benchmark", "train", 1, 4, glyphs.NUISANCE["benchmark"])
+    first, labels = draw("benchmark", "train", 0, 4)
+    again, _ = draw("benchmark", "train", 0, 4)
+    other, _ = draw("benchmark", "train", 1, 4)
     assert first.shape == (20, 48, 48, 3) and first.dtype == np.uint8
     assert labels.tolist() == [c for c in range(5) for _ in range(4)]
     np.testing.assert_array_equal(first, again)
@@ -141,17 +142,15 @@ def test_a_seed_fixes_every_byte():
 
 @pytest.mark.usefixtures("few_classes")
 def test_more_images_extend_the_same_list():
-    few, _ = draw("benchmark", "test", 0, 2, glyphs.NUISANCE["benchmark"])
-    more, _ = draw("benchmark", "test", 0, 5, glyphs.NUISANCE["benchmark"])
+    few, _ = draw("benchmark", "test", 0, 2)
+    more, _ = draw("benchmark", "test", 0, 5)
     close = np.abs(few.reshape(5, 2, -1).astype(int) - more.reshape(5, 5, -1)[:, :2].astype(int))
     assert close.max() <= 1  # batched arithmetic may round a level apart
 
 
 @pytest.mark.usefixtures("few_classes")
 def test_no_picture_is_in_two_places():
-    pictures = [
-        draw(part, split, 0, 5, glyphs.NUISANCE[part])[0] for part, split in itertools.product(PARTS, ("train", "test"))
-    ]
+    pictures = [draw(part, split, 0, 5)[0] for part, split in itertools.product(PARTS, ("train", "test"))]
     together = np.concatenate(pictures).reshape(100, -1)
     assert len(np.unique(together, axis=0)) == 100
 
@@ -205,3 +204,15 @@ def test_the_cache_gives_back_the_same_and_heals(tmp_path, monkeypatch):
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(UserError, match=message):
         glyphs.glyph_images(*arguments)
+
+
+def test_further_letters_are_none_of_ours_and_every_font_has_them(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    from further_glyphs import choose
+
+    letters = choose()
+    codes = {entry["code"] for entry in letters}
+    assert len(letters) == len(codes) == 80
+    assert codes.isdisjoint(entry["code"] for entry in EVERY)
+    maps = {font: TTFont(glyphs.font_path(font)).getBestCmap() for font in glyphs.FONTS}
+    assert all(entry["code"] in maps[font] for entry in letters for font in entry["fonts"])

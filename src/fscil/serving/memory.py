@@ -1,4 +1,4 @@
-"""Memory of a process that answers for days: what many requests at once have needed goes back to the system."""
+"""Memory of a process that answers for days."""
 
 from __future__ import annotations
 
