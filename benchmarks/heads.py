@@ -57,13 +57,14 @@ def split_choice(text: str) -> tuple[str, dict[str, Any]]:
     return name, {key: json.loads(value) for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
-def make(text: str, config: RunConfig, draws: Draws, runtime: Any) -> Represented:
-    """The method of "NAME:key=value", trained as `--set` says."""
+def make(text: str, config: RunConfig, settings: list[str], draws: Draws, runtime: Any) -> Represented:
+    """The method of "NAME:key=value" by its own recipe, with what `--set` says about training."""
     name, options = split_choice(text)
     known = registry.method_class(name).Options.__dataclass_fields__
     complete = resolve(method=name, dataset=config.dataset, backbone=config.backbone).options
-    base = {key: value for key, value in config.options.items() if key in known and key in TRAINING}
-    return represented(name, {**complete, **base, **options}, draws.backbone, runtime)
+    said = {setting.partition("=")[0].removeprefix("options.") for setting in settings}
+    asked = {key: config.options[key] for key in TRAINING if key in known and key in said}
+    return represented(name, {**complete, **asked, **options}, draws.backbone, runtime)
 
 
 def figures(result: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def main() -> None:
         config = replace(config, runtime=replace(config.runtime, device=chosen.device))
         runtime = make_runtime(config, LiveDisplay(quiet=True), shelf=DiskShelf(chosen.shelf))
         draws = Draws.make(config, chosen.draws, runtime)
-        methods = {text: make(text, config, draws, runtime) for text in chosen.methods.split(";")}
+        methods = {text: make(text, config, chosen.set, draws, runtime) for text in chosen.methods.split(";")}
         train_together(list(methods.values()), draws.streams[0])
         for text, method in methods.items():
             began = time.perf_counter()
