@@ -67,6 +67,8 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--backbone")
     parser.add_argument("--weights")
+    parser.add_argument("--split", help="of datasets that have several: official")
+    parser.add_argument("--method", default="smp")
     parser.add_argument("--head", default="closed_form")
     parser.add_argument("--train", default="auto")
     parser.add_argument("--epochs", type=int)
@@ -76,19 +78,20 @@ def main() -> None:
     chosen = parser.parse_args()
     warnings.simplefilter("ignore", Notice)
 
-    dataset = load_dataset(chosen.dataset, DataConfig(root=chosen.data_root))
+    dataset = load_dataset(chosen.dataset, DataConfig(root=chosen.data_root, split=chosen.split))
     names = dataset.manifest.class_names
     base, half = dataset.base, dataset.base + (len(names) - dataset.base) // 2
     clf = Teachable(
         backbone=chosen.backbone or dataset_entry(chosen.dataset).backbone,
         weights=chosen.weights,
+        method=chosen.method,
         head=chosen.head,
         train=chosen.train,
         options={"epochs": chosen.epochs} if chosen.epochs is not None else None,
         seed=chosen.seed,
     )
     images, labels = labelled_pictures(dataset, TRAIN, range(base), chosen.per_class)
-    print(f"{chosen.dataset}, {clf.backbone}, {chosen.head}; {environment()}")
+    print(f"{chosen.dataset}, {clf.backbone}, {chosen.method}, head {chosen.head}; {environment()}")
     print(f"fit: {len(labels)} pictures of {base} classes in {seconds(clf.fit, images, labels):.0f} s; {clf.plan_}")
     tests, truth = labelled_pictures(dataset, TEST, range(len(names)), chosen.test_per_class)
     number = torch.tensor([names.index(label) for label in truth])
@@ -104,9 +107,12 @@ def main() -> None:
         column = torch.argsort(order)[number.clamp(max=classes - 1)]  # of the true class, where it is known
         threshold = clf.calibration_["threshold"]
         rejected = fit < threshold if threshold is not None else torch.zeros(len(fit), dtype=torch.bool)
+        right = probabilities.argmax(1) == column
         facts = {
             "known classes": classes,
-            "accuracy": percent(probabilities.argmax(1) == column, known),
+            "accuracy": percent(right, known),
+            "of base classes": percent(right, known & ~taught),
+            "of taught classes": percent(right, taught),
             "calibration error": openset.calibration_error(probabilities[known], column[known]),
             "base rejected": percent(rejected, known & ~taught),
             "taught rejected": percent(rejected, taught),
