@@ -48,13 +48,17 @@ def environment() -> str:
 
 def seconds(function, *arguments) -> float:
     """Wall-clock seconds of a call, synchronised with the device."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    synchronize()
     start = time.perf_counter()
     function(*arguments)
+    synchronize()
+    return time.perf_counter() - start
+
+
+def synchronize() -> None:
+    """Waits for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def cpu_seconds(function, *arguments) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import timm
 import torch
@@ -15,8 +16,7 @@ from common import environment, made_up_task, peak_gb, seconds
 
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
-from fscil.methods.families import adapter_sets as adapters
-from fscil.methods.families.adapter_sets import AdapterSpec
+from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec, fisher_information
 from fscil.methods.smp.method import SMP, SMPOptions
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
@@ -41,18 +41,17 @@ def main() -> None:
     backbone = Backbone(timm.create_model(arguments.backbone, num_classes=0), arguments.backbone).prepare(runtime)
     torch.cuda.synchronize()
     phases["load"] = time.perf_counter() - start
-    specs, recipe = [AdapterSpec(0.0), AdapterSpec(0.2)], Schedule(arguments.epochs, 48, 0.01, 5e-4)
     small = Task(0, base.classes, base.images.select(range(480)), base.labels[:480])
     method = SMP(backbone, SMPOptions(fisher="sample"), runtime)
-    compile_seconds = seconds(adapters._train, backbone, small, specs, 10, "sparse", Schedule(1, 48, 0.01), runtime)
+    plan = AdapterPlan((AdapterSpec(0.0), AdapterSpec(0.2)), 10, "sparse", Schedule(arguments.epochs, 48, 0.01, 5e-4))
+    brief = replace(plan, schedule=Schedule(1, 48, 0.01))
+    compile_seconds = seconds(brief.train, backbone, small, runtime)
 
     trained = []
-    phases["train"] = seconds(
-        lambda: trained.append(adapters._train(backbone, base, specs, 10, "sparse", recipe, runtime))
-    )
+    phases["train"] = seconds(lambda: trained.append(plan.train(backbone, base, runtime)))
     phases["train"] *= RECIPE_EPOCHS / arguments.epochs
     streams = trained[0]
-    compile_seconds += seconds(lambda: adapters.fisher_information(backbone, streams, small, 48, "sample", runtime))
+    compile_seconds += seconds(lambda: fisher_information(backbone, streams, small, 48, "sample", runtime))
     phases["Fisher (per-sample, both sets)"] = seconds(lambda: setattr(method, "lora", method._merge(streams, base)))
     compile_seconds += seconds(lambda: method.features(small.images))
     method.trained_rows = streams.rows[-1]

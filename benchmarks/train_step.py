@@ -15,13 +15,12 @@ import time
 
 import timm
 import torch
-from common import environment, made_up_task, peak_gb
+from common import environment, made_up_task, peak_gb, synchronize
 from torch import nn
 from torch.nn import functional as F
 
 from fscil.backbones.vit import Backbone
-from fscil.methods.families import adapter_sets as adapters
-from fscil.methods.families.adapter_sets import AdapterSpec
+from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
 from fscil.methods.training import Schedule
 from fscil.runtime import Display, Runtime
 
@@ -93,11 +92,11 @@ class EpochClock(Display):
     def track(self, iterable, description, total=None):
         for item in iterable:
             if not description.startswith("epoch"):
-                torch.cuda.synchronize()
+                synchronize()
                 self.marks.append(time.perf_counter())
             yield item
         if not description.startswith("epoch"):
-            torch.cuda.synchronize()
+            synchronize()
             self.marks.append(time.perf_counter())
 
 
@@ -110,13 +109,14 @@ def measure_ours(arguments, task, precision: str, specs: list[AdapterSpec]) -> t
     if arguments.profile:
         from torch.profiler import ProfilerActivity, profile
 
-        adapters._train(backbone, task, specs, arguments.rank, "sparse", Schedule(1, arguments.batch, 0.01), runtime)
+        brief = AdapterPlan(tuple(specs), arguments.rank, "sparse", Schedule(1, arguments.batch, 0.01))
+        brief.train(backbone, task, runtime)
         few = made_up_task(60, arguments.batch * 30 // 60, device="cuda")
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            adapters._train(backbone, few, specs, arguments.rank, "sparse", Schedule(1, arguments.batch, 0.01), runtime)
+            brief.train(backbone, few, runtime)
         print(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=70))
         return float("nan"), float("nan")
-    adapters._train(backbone, task, specs, arguments.rank, "sparse", schedule, runtime)
+    AdapterPlan(tuple(specs), arguments.rank, "sparse", schedule).train(backbone, task, runtime)
     first, *timed = [b - a for a, b in zip(clock.marks[:-1], clock.marks[1:], strict=True)]
     best = min(timed)
     return best / (len(task.labels) // arguments.batch), first - best

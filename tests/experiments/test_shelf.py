@@ -95,9 +95,12 @@ def test_a_set_is_the_same_whoever_it_was_trained_with(shelf):
 def test_only_what_the_shelf_lacks_is_trained(shelf, monkeypatch):
     trained = []
     original = adapters._train
-    monkeypatch.setattr(
-        adapters, "_train", lambda b, t, specs, *rest: trained.append(specs) or original(b, t, specs, *rest)
-    )
+
+    def counted(backbone, bases, plan, *rest):
+        trained.append(list(plan.specs))
+        return original(backbone, bases, plan, *rest)
+
+    monkeypatch.setattr(adapters, "_train", counted)
     backbone, task = make_backbone().prepare(Runtime()), base_task()
     g, low, high = AdapterSpec(0.0), AdapterSpec(0.1), AdapterSpec(0.2)
     first = plan(g, high).train(backbone, task, Runtime(shelf=shelf))
