@@ -6,16 +6,17 @@
 
 A lesson is five new classes of five images. `chord` is the closed form with the options CHORD gives it: four views a
 shot and the trained heads of all known classes as second judges. The first batch after a lesson solves for the
-weights, later ones do not. MPCC draws its embeddings epoch by epoch while they fit and mini-batch by mini-batch beyond;
-there only `--steps` calibration steps are timed and scaled to the full session. `model` is a saved model's folder: a
-head with so many names is written, read, taught five more and asked whether it changed. On a CPU, seconds are CPU
-seconds, and the peak is that of the process, so a row that matters deserves a process of its own.
+weights, later ones do not. MPCC draws its embeddings epoch by epoch while they fit and part by part beyond; there only
+a part and `--steps` calibration steps of every epoch are timed and scaled to the full session. `model` is a saved
+model's folder: a head with so many names is written, read, taught five more and asked whether it changed. On a CPU,
+seconds are CPU seconds, and the peak is that of the process, so a row that matters deserves a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from common import cpu_seconds, environment, peak_gb, seconds
 from fscil.heads import mpcc
 from fscil.heads.base import Head, Lesson
 from fscil.heads.closed_form import ClosedForm, ClosedFormOptions
-from fscil.heads.embeddings import EPOCH_SET_BYTES, embedding_batches
+from fscil.heads.embeddings import EPOCH_SET_BYTES, PART_BYTES, Features, embedding_batches
 from fscil.heads.mpcc import MPCC, MPCCOptions
 from fscil.runtime import Runtime
 from fscil.teachable.folder import ModelFolder, Version
@@ -78,13 +79,21 @@ def lesson_after(classes: int, device: torch.device) -> Lesson:
 def measure(kind: str, classes: int, images: int, steps: int, runtime: Runtime) -> list[Any]:
     """Seconds of a lesson, of the first batch after it and of a later one; how many steps were timed; peak GB."""
     head, lesson = knowing(kind, classes, images, runtime), lesson_after(classes, runtime.device)
-    whole, timed = 5 * (classes + WAY), 5 * (classes + WAY)
-    by_batch = classes * 256 * DIM * 4 > EPOCH_SET_BYTES
-    if kind == "mpcc" and by_batch and whole > steps:
-        timed = steps
-        mpcc.embedding_batches = lambda *inputs: islice(embedding_batches(*inputs), steps // 5)
+    whole = timed = 5 * (classes + WAY)  # steps of a session
+    part = PART_BYTES // (MPCCOptions().batch_size * DIM * 4)  # steps whose features are drawn together
     clock = seconds if runtime.device.type == "cuda" else cpu_seconds
-    taught = clock(head.teach, lesson) * whole / timed
+    drawing: list[float] = []
+
+    def few(*inputs: Any) -> Iterator[Features]:
+        kept: list[Features] = []
+        drawing.append(clock(lambda: kept.extend(islice(embedding_batches(*inputs), part))))
+        yield from kept[: steps // 5]
+
+    if kind == "mpcc" and classes * 256 * DIM * 4 > EPOCH_SET_BYTES and whole > 5 * max(part, steps // 5):
+        timed, mpcc.embedding_batches = 5 * (steps // 5), few
+    taught = clock(head.teach, lesson)
+    if drawing:
+        taught = whole * ((taught - sum(drawing)) / timed + sum(drawing) / (5 * part))
     mpcc.embedding_batches = embedding_batches
     queries = torch.randn(BATCH, DIM, device=runtime.device)
     with torch.no_grad():

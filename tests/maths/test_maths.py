@@ -6,6 +6,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.nn import functional as F
 
 from fscil.maths import discriminant as discriminants
+from fscil.maths import gaussians
 from fscil.maths.discriminant import discriminant, pooled_covariance, shrink
 from fscil.maths.fisher import batch_square, block_norms, sample_square
 from fscil.maths.gaussians import class_roots, densest_half, packed_roots
@@ -131,6 +132,16 @@ def test_roots_give_the_covariance_and_the_log_density(form):
         density = torch.distributions.MultivariateNormal(torch.zeros(dim).double(), expected[label]).log_prob(x[label])
         constant = density + 0.5 * z[label].square().sum(1)
         torch.testing.assert_close(constant, constant[:1].expand(5), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["full", "low_rank"])
+def test_single_draws_are_taken_together_by_class(form, monkeypatch):
+    monkeypatch.setattr(gaussians, "ROOTS_AT_ONCE", 2)  # several blocks of classes, some draws of each, none of class 3
+    roots, _ = class_roots(randn(40, 12), torch.arange(40) % 5, 5, form=form)
+    index, z = torch.tensor([4, 0, 0, 2, 4, 4, 1, 4]), randn(8, 12)
+    expected = torch.cat([roots.apply(index[i : i + 1], z[i : i + 1, None])[:, 0] for i in range(8)])
+    torch.testing.assert_close(roots.apply_each(index, z), expected, rtol=0, atol=1e-12)
+    assert roots.apply_each(index[:0], z[:0]).shape == (0, 12)
 
 
 def test_auto_form_takes_the_smaller_and_both_sample_alike():

@@ -303,6 +303,23 @@ def test_streamed_draws_have_the_same_moments(vit, tasks, monkeypatch):
         assert (torch.cov(own.T) - expected).norm() / expected.norm() < 0.05
 
 
+def test_streamed_draws_do_not_depend_on_how_many_are_made_at_once(vit, tasks, monkeypatch):
+    method = learner(vit, options())
+    method.fit_base(tasks[0])
+    method.count_classes(tasks[1])
+    real = (torch.randn(50, DIM, dtype=torch.float64), torch.arange(50) % 2 + 2)
+    known, o = method.head.known_classes(torch.tensor([2, 3]), method.trained_rows), method.head.options
+    monkeypatch.setattr(embeddings, "EPOCH_SET_BYTES", 0)
+    epochs = []
+    for size in (1, 2**29):
+        monkeypatch.setattr(embeddings, "PART_BYTES", size)
+        epochs.append(list(embeddings.embedding_batches(known, real, o, RUNTIME, 1, 0)))
+    assert len(epochs[0]) == len(epochs[1]) > 1
+    for (x, y), (other, labels) in zip(*epochs, strict=True):
+        assert torch.equal(y, labels) and set(y.tolist()) <= set(range(4))
+        torch.testing.assert_close(x, other, rtol=0, atol=1e-12)
+
+
 def test_options_of_section_9_change_the_outcome(vit, tasks):
     """Each open choice is a switch that does something: another value, another classifier or other prototypes."""
     standard = run(vit, tasks[:2], options(calibration_epochs=1))

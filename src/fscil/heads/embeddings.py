@@ -17,7 +17,8 @@ from fscil.runtime import Runtime
 if TYPE_CHECKING:
     from fscil.heads.mpcc import MPCCOptions
 
-EPOCH_SET_BYTES = 2**31  # above this an epoch's embedding set is drawn mini-batch by mini-batch
+EPOCH_SET_BYTES = 2**31  # above this an epoch's embedding set is drawn part by part
+PART_BYTES = 2**29  # of mini-batches that are drawn together: every root is read once a part
 Features = tuple[Tensor, Tensor]  # (n, d) and their labels (n,)
 
 
@@ -65,12 +66,15 @@ def embedding_batches(
         z = runtime.randn(shape, "mpcc", "z", session, epoch, dtype=known.prototypes.dtype)
         gaussian = gaussian_features(known, old, z, o).flatten(0, 1)
         whole = torch.cat([gaussian, real[0]]), torch.cat([old.repeat_interleave(per_class), real[1]])
-    for step, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-        chosen = order[start:stop]
+    at_once = 1 if whole is not None else max(1, PART_BYTES // (o.batch_size * dim * 4))
+    for first in range(0, steps, at_once):
+        last = min(first + at_once, steps)
+        batches = [order[edges[step] : edges[step + 1]] for step in range(first, last)]
         if whole is not None:
-            yield whole[0][chosen], whole[1][chosen]
+            yield whole[0][batches[0]], whole[1][batches[0]]
         else:
-            yield _draw_batch(known, chosen, old, real, o, runtime, (session, epoch, step))
+            keys = [(session, epoch, step) for step in range(first, last)]
+            yield from _draw_batches(known, batches, old, real, o, runtime, keys)
 
 
 def gaussian_features(known: KnownClasses, classes: Tensor, z: Tensor, o: MPCCOptions) -> Tensor:
@@ -86,25 +90,36 @@ def gaussian_features(known: KnownClasses, classes: Tensor, z: Tensor, o: MPCCOp
     return means + noise
 
 
-def _draw_batch(
+def _draw_batches(
     known: KnownClasses,
-    chosen: Tensor,
+    batches: list[Tensor],
     old: Tensor,
     real: Features,
     o: MPCCOptions,
     runtime: Runtime,
-    key: tuple[int, int, int],
-) -> Features:
-    """The same features, drawn for one mini-batch only; ‖z‖ does not depend on the class, so the filter pools over the
-    batch."""
-    per_class = o.features_per_class
-    synthetic = chosen[chosen < len(old) * per_class]
-    rest = chosen[chosen >= len(old) * per_class] - len(old) * per_class
+    keys: list[tuple[int, int, int]],
+) -> Iterator[Features]:
+    """The same features, drawn for some mini-batches only, each with draws of its own key; ‖z‖ does not depend on the
+    class, so the filter pools over a batch."""
+    per_class, dim = o.features_per_class, known.prototypes.shape[1]
+    chosen, sizes = torch.cat(batches), [len(batch) for batch in batches]
+    drawn = chosen < len(old) * per_class
+    synthetic, rest = chosen[drawn], chosen[~drawn] - len(old) * per_class
+    counts = [int(count) for count in torch.stack([part.sum() for part in drawn.split(sizes)]).tolist()]
+    z = torch.cat([_draws(count, dim, o, runtime, key, known.prototypes.dtype) for count, key in zip(counts, keys)])
     classes = old[synthetic // per_class]
-    shape = ((1 + o.density_filter) * len(classes), known.prototypes.shape[1])
-    z = densest_half(runtime.randn(shape, "mpcc", "z", *key, dtype=known.prototypes.dtype), len(classes))
     means = known.prototypes[classes]
     second = known.has_second_centre(classes, o.second_centre) & (synthetic % per_class >= per_class // 2)
     means[second] = known.second_centres(classes[second], o.second_centre)
-    x = means + known.roots.apply(known.donor[classes], z[:, None]).squeeze(1)
-    return torch.cat([x, real[0][rest]]), torch.cat([classes, real[1][rest]])
+    x = means.add_(known.roots.apply_each(known.donor[classes], z))
+    rests = [size - count for size, count in zip(sizes, counts)]
+    parts = zip(x.split(counts), classes.split(counts), real[0][rest].split(rests), real[1][rest].split(rests))
+    for own, labels, real_x, real_y in parts:
+        yield torch.cat([own, real_x]), torch.cat([labels, real_y])
+
+
+def _draws(
+    count: int, dim: int, o: MPCCOptions, runtime: Runtime, key: tuple[int, int, int], dtype: torch.dtype
+) -> Tensor:
+    """Standard normal draws (count, d) of a mini-batch, the denser half of twice as many where they are filtered."""
+    return densest_half(runtime.randn(((1 + o.density_filter) * count, dim), "mpcc", "z", *key, dtype=dtype), count)

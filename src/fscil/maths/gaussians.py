@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 MAX_JITTER_STEPS = 6
+ROOTS_AT_ONCE = 64  # classes whose roots are unpacked at a time
 
 
 @dataclass
@@ -50,13 +51,28 @@ class Roots:
         basis, spread = self.basis[index], self.spread[index]
         return self.floor * z + ((z @ basis) * spread[:, None, :]) @ basis.transpose(1, 2)
 
+    def apply_each(self, index: Tensor, z: Tensor) -> Tensor:
+        """R_c z of single draws, index (n,), z (n, d) -> (n, d): draws of one class are taken together, so that a root
+        is read once however many there are."""
+        order = index.argsort(stable=True)
+        classes, counts = index[order].unique_consecutive(return_counts=True)
+        starts = counts.cumsum(0) - counts
+        made = torch.empty_like(z)
+        for first in range(0, len(classes), ROOTS_AT_ONCE):
+            block = slice(first, first + ROOTS_AT_ONCE)
+            place = torch.arange(int(counts[block].max()), device=z.device)  # of a draw among those of its class
+            there = place < counts[block, None]
+            rows = order[torch.where(there, starts[block, None] + place, 0)]  # (classes, most); the rest is filled up
+            made[rows[there]] = self.apply(classes[block], z[rows])[there]
+        return made
+
     def lower(self, index: Tensor) -> Tensor:
         """Cholesky factors (n, d, d) of the given classes."""
         assert self.packed is not None
         rows, columns = torch.tril_indices(self.dim, self.dim, device=self.packed.device)
-        factor = self.packed.new_zeros(len(index), self.dim, self.dim)
-        factor[:, rows, columns] = self.packed[index]
-        return factor
+        factor = self.packed.new_zeros(len(index), self.dim * self.dim)
+        factor.scatter_(1, (rows * self.dim + columns).expand(len(index), -1), self.packed[index])
+        return factor.view(-1, self.dim, self.dim)
 
     def covariance(self, index: Tensor) -> Tensor:
         """R Rᵀ of the given classes: (n, d, d)."""
