@@ -1,8 +1,8 @@
 """What a picture's file holds beside its pixels, bounded before Pillow reads it.
 
 Pillow keeps every entry of an EXIF or TIFF directory, and entries that share their bytes make gigabytes of a small
-file; it reads millions of empty chunks of a PNG one by one, and appends each block of a GIF's comment to a copy of those
-before it.
+file; it reads millions of empty chunks of a PNG one by one, and appends each block of a GIF's comment to a copy of
+those before it.
 """
 
 from __future__ import annotations
