@@ -489,6 +489,25 @@ def test_every_request_is_a_line_but_no_secret(model, caplog):
     assert re.fullmatch(r'\S+Z \S+ "GET /classes" 401 \d+ ms', lines[0]) and "secret" not in lines[0]
 
 
+def test_the_command_logs_addresses_but_nothing_that_was_sent(model):
+    for options, expected in (((), 6), (("--no-access-log",), 0)):
+        with served(model, *options) as (process, web):
+            picture = ("secret-file.png", png(pictures([10], 1)[0][0]))
+            web.post("/learn", files={"files": picture}, data={"name": f"secret-name-{expected}"})
+            web.post("/predict?secret=query", files={"files": picture}, headers={"Cookie": "secret=cookie"})
+            web.get("/classes", headers={"Authorization": "Bearer secret-token"})
+            web.get("/" + "x" * 5000)
+            form = {"Content-Type": "multipart/form-data; boundary=secret-boundary"}
+            web.post("/forget", content=b"--another\r\nsecret", headers=form)
+            web.post("/predict", files={"files": ("secret-text.txt", b"secret")})
+            process.send_signal(signal.SIGTERM)
+            said = process.stderr.read()
+        lines = said.splitlines()
+        assert len(lines) == expected and "secret" not in said and TOKEN not in said
+        assert all(re.fullmatch(r'\S+Z 127\.0\.0\.1 "(GET|POST) /\S*" \d{3} \d+ ms', line) for line in lines)
+        assert max(map(len, lines), default=0) < 300
+
+
 def test_the_description_is_a_page_that_loads_nothing_from_elsewhere(model):
     with client(model) as web:
         page = web.get("/docs")

@@ -32,6 +32,13 @@ def many_scans(side: int, count: int) -> bytes:
     return data[:end] + data[start:end] * count + data[end:]
 
 
+def in_gif(extension: bytes) -> bytes:
+    """A small GIF with something more before its picture."""
+    data = encoded(Image.new("1", (8, 8)), "GIF")
+    start = data.index(b",\0\0\0\0")
+    return data[:start] + extension + data[start:]
+
+
 def scene(width: int, height: int) -> np.ndarray:
     """A picture with something to see at every scale."""
     y, x = np.mgrid[:height, :width]
@@ -54,6 +61,17 @@ def test_scans_are_counted_where_they_are_scans():
         (lambda: b"\xff\xd8" + b"\xff\xfe\0\2" * 3000 + many_scans(16, 1)[2:], "more than 2000 segments"),
         (lambda: many_scans(7000, 60), r"\d+ scans of 7000 x 7000 pixels are too many"),
         (lambda: encoded(Image.new("RGB", (7700, 7700)), "JPEG", progressive=True), "too many for JPEG of this kind"),
+        (
+            lambda: encoded(
+                Image.new("RGB", (7700, 7700)),
+                "MPO",
+                save_all=True,
+                append_images=[Image.new("L", (8, 8))],
+                progressive=True,
+            ),
+            "too many for MPO of this kind",
+        ),
+        (lambda: in_gif(b"!\xfe" + b"\1x" * 20_000 + b"\0"), "more than 10000 blocks before the picture"),
         (lambda: encoded(Image.new("RGB", (7000, 7000)), "WEBP", lossless=True), "too many for WEBP of this kind"),
         (lambda: encoded(Image.new("1", (9000, 9000)), "PNG"), "9000 x 9000 pixels are more than the 60000000"),
         (lambda: encoded(Image.new("1", (9000, 90)), "PNG"), "too narrow"),
@@ -82,6 +100,11 @@ def test_a_webp_is_judged_before_it_is_opened(monkeypatch):
         ("JPEG", lambda a: Image.fromarray(a), {"quality": 95}),
         ("JPEG", lambda a: Image.fromarray(a), {"quality": 95, "turned": 6}),
         ("JPEG", lambda a: Image.fromarray(a).convert("CMYK"), {"quality": 95}),
+        (
+            "MPO",
+            lambda a: Image.fromarray(a),
+            {"quality": 95, "save_all": True, "append_images": [Image.new("L", (9, 9))]},
+        ),
         ("PNG", lambda a: Image.fromarray(a), {}),
         ("PNG", lambda a: Image.fromarray(np.dstack([a, a[..., 2] // 2 + 100])), {}),
         ("PNG", lambda a: Image.fromarray(a).quantize(64), {"transparency": 3}),
@@ -133,6 +156,7 @@ print(peak() - before)
     [
         ("JPEG", "RGB", {"progressive": True, "subsampling": 0}),
         ("JPEG", "CMYK", {"progressive": True}),
+        ("MPO", "RGB", {"progressive": True, "save_all": True, "append_images": [Image.new("L", (9, 9))]}),
         ("PNG", "RGBA", {}),
         ("PNG", "I;16", {}),
         ("TIFF", "F", {"compression": "tiff_lzw", "tiffinfo": {278: 100_000}}),
@@ -188,6 +212,9 @@ def test_large_pictures_wait_for_one_another_and_not_for_long():
     assert decoding.work_announced(large) == 25_000_000
     for kind in ("JPEG", "GIF", "WEBP", "PNG"):
         assert decoding.work_announced(encoded(Image.new("RGB", (31, 17)), kind)) == 31 * 17
+    off_screen = bytearray(encoded(Image.new("L", (310, 170)), "GIF"))
+    off_screen[6:10] = b"\1\0\1\0"  # a screen of one pixel, which Pillow enlarges for the picture
+    assert decoding.work_announced(bytes(off_screen)) == 310 * 170
     assert decoding.work_announced(many_scans(64, 50)) > 12 * 64 * 64
     thumbnail = b"Exif\0\0" + encoded(Image.new("RGB", (8, 8)), "JPEG")
     assert decoding.work_announced(encoded(Image.new("RGB", (310, 170)), "JPEG", exif=thumbnail)) == 310 * 170

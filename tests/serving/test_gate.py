@@ -77,6 +77,8 @@ def ask(gate, headers=(READY,), method="GET", body=b"", **scope):
         ([READY, (b"content-length", "\u0663".encode())], 400),
         ([READY, (b"content-length", b"1"), (b"content-length", b"2")], 400),
         ([READY, (b"content-length", b"1001")], 413),
+        ([READY, (b"transfer-encoding", b"chunked")], 200),
+        ([READY, (b"content-length", b"4"), (b"transfer-encoding", b"chunked")], 400),
     ],
 )
 def test_only_well_formed_requests_meant_for_this_machine_enter(headers, status):
@@ -167,6 +169,9 @@ def get(port) -> int:
         ("GET / HTTP/1.1\nHost: evil.test\nConnection: Upgrade\nUpgrade: websocket\n\n", 403),
         ("GET http://localhost/ HTTP/1.1\nHost: evil.test\n\n", 403),
         ("POST / HTTP/1.1\nHost: localhost\nTransfer-Encoding: chunked\n\nzzz\n", 400),
+        ("POST / HTTP/1.1\nHost: localhost\nTransfer-Encoding: chunked\n\n1\nx\n0\n\n", 200),
+        ("POST / HTTP/1.1\nHost: localhost\nContent-Length: 4\nTransfer-Encoding: chunked\n\n1\nx\n0\n\n", 400),
+        ("POST / HTTP/1.1\nHost: localhost\nContent-Length: 4\nContent-Length: 5\n\nabcd", 400),
         ("GET / HTTP/1.1\nHost: localhost\n\n", 200),
     ],
 )
@@ -250,3 +255,12 @@ def test_requests_are_not_logged(capfd, caplog):
             assert status(client) == 500
     said = caplog.text + "".join(capfd.readouterr())
     assert "broken inside" in said and "secret" not in said.replace('scope["path"] == "/secret-path"', "")
+
+
+def test_what_is_no_request_is_logged_without_its_bytes(capfd, caplog):
+    with served(Gate(echo, 1000, LOCAL)) as port:
+        for text in ("secret\n\n", "GET /secret HTTP/1.1\nHost: localhost\nsecret\n\n", "\x16\x03\x01secret\n\n"):
+            with connect(port, text) as client:
+                assert status(client) == 400
+    said = caplog.text + "".join(capfd.readouterr())
+    assert said.count("Invalid HTTP request received.") >= 3 and "secret" not in said

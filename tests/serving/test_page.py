@@ -372,6 +372,7 @@ def running(model, tmp_path, *arguments, password=None, **variables):
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]
         assert process.returncode == 0 and "Traceback" not in said, said
+        assert "127.0.0.1" not in said and "HTTP" not in said  # the page has no log of requests
         assert not list(temporary.glob("fscil-app-*"))
     finally:
         process.kill()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fscil.data.bounded import blocks_excess
 from fscil.errors import UserError
 from fscil.files import atomic_path, load_tensors, save_tensors
 
@@ -51,7 +52,7 @@ def decode_image(
     """
     name = str(source) if isinstance(source, str | os.PathLike) else "image"
     try:
-        formats = formats_of(_first_bytes(source))
+        formats = _checked(source)
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats) as picture:
             if picture.width * picture.height > max_pixels:
                 raise DecodeError(
@@ -89,15 +90,18 @@ def formats_of(head: bytes) -> tuple[str, ...]:
     return HEIF
 
 
-def _first_bytes(source: str | os.PathLike[str] | bytes | BinaryIO) -> bytes:
-    if isinstance(source, bytes):
-        return source[:12]
-    if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as file:
-            return file.read(12)
-    head = source.read(12)
-    source.seek(-len(head), os.SEEK_CUR)
-    return head
+def _checked(source: str | os.PathLike[str] | bytes | BinaryIO) -> tuple[str, ...]:
+    """The formats that a picture may have, if it does not hold too much beside its pixels."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, bytes):
+            file: BinaryIO = io.BytesIO(source)
+        else:
+            file = stack.enter_context(open(source, "rb")) if isinstance(source, str | os.PathLike) else source
+        head = file.read(12)
+        file.seek(-len(head), os.SEEK_CUR)
+        if excess := blocks_excess(file):
+            raise DecodeError(excess)
+        return formats_of(head)
 
 
 def picture_array(picture: Image.Image, short_side: int | None = None) -> np.ndarray:

@@ -26,6 +26,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
+from fscil.data.bounded import BLOCKS, blocks_excess, gif_blocks
 from fscil.data.decode import DecodeError, decode_image, formats_of, picture_array
 
 SECONDS = 10.0  # for one picture
@@ -37,6 +38,7 @@ PASSED = 1_000_000_000  # pixels that all passes together go over
 LARGE = 16_000_000  # pixels: larger pictures leave one worker to the others,
 LARGE_WAITING = 8  # and so many of them may wait
 BAND = 1_000_000  # pixels of a large picture that are worked on at a time
+JPEG = ("JPEG", "MPO")  # Pillow calls one with a second picture in it MPO
 ORIENTATION = 0x0112
 READY = b"R"
 CLOSING = "the server is closing"
@@ -57,6 +59,8 @@ def decode_bounded(data: bytes, short_side: int, max_pixels: int, aspect: float)
     if passes > SCANS:
         raise DecodeError(f"image: more than {SCANS} scans")
     check_webp(data, max_pixels)
+    if excess := blocks_excess(io.BytesIO(data)):
+        raise DecodeError(f"image: {excess}")
     try:
         picture = Image.open(io.BytesIO(data), formats=formats_of(data))
     except Exception:
@@ -72,7 +76,7 @@ def decode_bounded(data: bytes, short_side: int, max_pixels: int, aspect: float)
         load, pixels = loading_bytes(picture, passes), width * height
         if load + pixels * _copies(picture) <= MEMORY:
             return decode_image(data, max_pixels=max_pixels, short_side=short_side)
-        if picture.format == "JPEG" and min(width, height) >= 2 * short_side:
+        if picture.format in JPEG and min(width, height) >= 2 * short_side:
             picture.draft(picture.mode, (width // 2, height // 2))
             load = loading_bytes(picture, passes, pixels)
         if load > MEMORY:
@@ -115,6 +119,16 @@ def webp_size(data: bytes) -> tuple[int, int]:
     return int.from_bytes(head[6:8], "little") & 0x3FFF, int.from_bytes(head[8:10], "little") & 0x3FFF
 
 
+def gif_pixels(data: bytes) -> int:
+    """Pixels that Pillow makes of a GIF: of its screen, or of what it takes for the first picture to fit."""
+    screen, first = data[6:10], b""
+    for block in itertools.islice(gif_blocks(io.BytesIO(data)), BLOCKS):
+        first = block if len(block) == 9 else first
+    sides = (int.from_bytes(screen[at : at + 2], "little") for at in (0, 2))
+    ends = (sum(int.from_bytes(first[at : at + 2], "little") for at in (place, place + 4)) for place in (0, 2))
+    return math.prod(max(side, end) for side, end in zip(sides, ends))
+
+
 def check_webp(data: bytes, max_pixels: int) -> None:
     """Refuses a WebP by its header: merely opening one takes memory for the whole canvas."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
@@ -136,7 +150,7 @@ def loading_bytes(picture: Image.Image, passes: int, coefficients: int | None = 
         return 10 * pixels  # planes, and what they become
     if picture.format == "TIFF":
         return 3 * pixel * pixels  # a strip can be the whole picture, and turning it takes a copy
-    if picture.format == "JPEG" and (passes > 1 or picture.info.get("progressive")):
+    if picture.format in JPEG and (passes > 1 or picture.info.get("progressive")):
         return pixel * pixels + 2 * len(picture.getbands()) * (coefficients or pixels)
     return pixel * pixels
 
@@ -220,7 +234,7 @@ def work_announced(data: bytes) -> int:
     if data.startswith(b"\x89PNG"):
         return int.from_bytes(data[16:20], "big") * int.from_bytes(data[20:24], "big")
     if data.startswith(b"GIF8"):
-        return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
+        return gif_pixels(data)
     if data.startswith(b"RIFF"):
         return math.prod(webp_size(data))
     for kind, at in jpeg_segments(data):

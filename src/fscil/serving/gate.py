@@ -129,6 +129,8 @@ class Gate:
             return Refusal(403, "requests from pages of other sites are refused")
         if len(lengths) > 1 or not all(length.isdigit() for length in lengths):
             return Refusal(400, "the header Content-Length is repeated or malformed")
+        if lengths and _values(scope, b"transfer-encoding"):  # two sizes, of which a proxy may believe the other
+            return Refusal(400, "a request has a Content-Length or a Transfer-Encoding, not both")
         if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self.request_bytes):
             return self.too_large()
         return self.admit(scope)

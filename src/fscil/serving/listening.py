@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ def make_server(
 ) -> Any:
     """A uvicorn server; when told to stop, it answers what has arrived whole, for at most `patience` seconds."""
     import uvicorn
+
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong with a form, its sender is told
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -16,6 +16,7 @@ from fscil.teachable.names import printable
 
 access = logging.getLogger("fscil.access")
 PROBES = ("/health", "/ready")  # asked every few seconds; logged only when something is wrong
+LOGGED = 200  # letters of what was asked for: a client chooses how many it sends
 # The page is one file with its script inside and fetches nothing but /openapi.json.
 DOCS_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -32,8 +33,8 @@ def log_request(scope: Scope, status: int, seconds: float) -> None:
     if scope["path"] in PROBES and status < 400:
         return
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    what = f"{scope['method']} {printable(scope['path'])}"
-    access.info('%s %s "%s" %d %.0f ms', when, visitor(scope), what, status, 1000 * seconds)
+    what = f"{scope['method']} {printable(scope['path'][:LOGGED])}"
+    access.info('%s %s "%s" %d %.0f ms', when, visitor(scope), what[:LOGGED], status, 1000 * seconds)
 
 
 @contextlib.contextmanager
