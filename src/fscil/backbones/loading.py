@@ -30,6 +30,11 @@ def make_backbone(
 
     `weights` names a local safetensors file in timm or Hugging Face ViT naming; `pretrained=False` gives random
     weights (speed measurements).
+
+    >>> import torch
+    >>> backbone = make_backbone("glyph_vit_a")
+    >>> tuple(backbone(torch.zeros(2, 3, backbone.image_size, backbone.image_size)).shape) == (2, backbone.dim)
+    True
     """
     if name in GLYPH_VITS:
         return _glyph_backbone(name, weights)
