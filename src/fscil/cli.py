@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import sys
 from typing import Annotated, Any
 
@@ -18,8 +19,8 @@ import typer
 
 from fscil import commands
 from fscil._version import __version__
-from fscil.commands._help import Command, Group
-from fscil.errors import UserError
+from fscil.commands._help import Command, Group, wanted_number
+from fscil.errors import UserError, nearest
 from fscil.text import printable
 
 LONGEST = 4000  # letters of an error: it may quote a name of any length
@@ -78,12 +79,21 @@ USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of which
 
 def misuse(error: Any, words: list[str]) -> str:
     """What is wrong with an option or argument, with the value that was given and where to read on, in one line."""
-    command = error.ctx.command_path if error.ctx is not None else "fscil"
+    own = " ".join(["fscil", *(word for word in words[:1] if not word.startswith("-"))])
+    command = error.ctx.command_path if error.ctx is not None else own
     said, param = error.format_message().strip().replace("Value error, ", ""), getattr(error, "param", None)
-    names = [*param.opts, *param.secondary_opts] if param is not None else []
-    for name, value in [*zip(words, words[1:]), *(word.split("=", 1) for word in words if "=" in word)]:
-        if name in names and said.startswith("Invalid value"):
-            said = f'{name} "{value}": {error.message.strip()}'
+    if param is not None and said.startswith("Invalid value"):
+        names = {*param.opts, *param.secondary_opts}
+        pairs = [*zip(words, words[1:]), *(word.split("=", 1) for word in words if "=" in word)]
+        name, value = next((pair for pair in pairs if pair[0] in names), (param.metavar or param.name, None))
+        first, _, rest = said.partition(" is not one of ")
+        if rest:  # 'a' is not one of 'b', 'c'
+            value, choices = first.rpartition("'")[0].rpartition("'")[2], re.findall("'([^']*)'", rest)
+            said = f'{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}'
+        else:
+            wanted = wanted_number(param)
+            given = name if value is None else f'{name} "{value}"'
+            said = f"{given}: {f'it must be {wanted}' if wanted else error.message.strip()}"
     return f"{said}{'' if said[-1] in '.?' else '.'} See: {command} --help"
 
 

@@ -125,7 +125,12 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that defines a run."""
+    """Everything that defines a run. `resolve` makes a complete one.
+
+    >>> config = RunConfig(seed=7, options={"rank": 4})
+    >>> config.method, config.fingerprint() == RunConfig(seed=8, options={"rank": 4}).fingerprint()
+    ('smp', False)
+    """
 
     method: str = "smp"
     dataset: str = "glyphs"
@@ -175,7 +180,12 @@ def resolve(
     fast: bool = False,
     **flags: Any,
 ) -> RunConfig:
-    """The complete configuration of a run. `flags` are top-level keys or nested mappings; None means not given."""
+    """The complete configuration of a run. `flags` are top-level keys or nested mappings; None means not given.
+
+    >>> config = resolve("smp", "glyphs", settings=["options.rank=4"], data={"limit": 5})
+    >>> config.backbone, config.options["rank"], config.data.limit
+    ('glyph_vit_a', 4, 5)
+    """
     explicit = {
         key: value for key, value in {"method": method, "dataset": dataset, **flags}.items() if value is not None
     }

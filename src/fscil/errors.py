@@ -10,7 +10,15 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: the command line prints its text alone, no traceback, and exits with 2."""
+    """A mistake in what was asked for: the command line prints its text alone, no traceback, and exits with 2.
+
+    >>> import fscil
+    >>> try:
+    ...     config = fscil.resolve("smq")
+    ... except fscil.UserError as error:
+    ...     print(error)
+    unknown method "smq". Did you mean "smp"? See: fscil list methods
+    """
 
 
 def nearest(name: object, choices: Iterable[str]) -> str:

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method under a name: the class that does it, and the options that make it this variant of the class."""
+    """A method under a name: the class that does it, and the options that make it this variant of the class.
+
+    >>> MethodEntry("fscil.methods.smp.method:SMP", "Small SMP", "SMP of rank 2", {"rank": 2}, family="smp").options
+    {'rank': 2}
+    """
 
     target: str  # "module:Class"
     title: str  # as in the paper's tables
@@ -40,7 +44,11 @@ class MethodEntry:
 
 @dataclass(frozen=True)
 class HeadEntry:
-    """A head under a name: what turns fixed features into a classifier."""
+    """A head under a name: what turns fixed features into a classifier.
+
+    >>> HeadEntry("my_package.euclidean:Euclidean", "Euclidean", "nearest class mean; costs nothing").title
+    'Euclidean'
+    """
 
     target: str  # "module:Class"
     title: str  # as in tables
@@ -50,7 +58,11 @@ class HeadEntry:
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A dataset under a name."""
+    """A dataset under a name.
+
+    >>> DatasetEntry("Leaves", "60 + 8 x 5", "deit_tiny_patch16_224.fb_in1k", "my_package.data:leaves").title
+    'Leaves'
+    """
 
     title: str
     summary: str
@@ -255,23 +267,39 @@ def _third_party(group: str) -> dict[str, Any]:
 
 
 def methods() -> dict[str, MethodEntry]:
-    """All methods that can be run here, those of other packages included."""
+    """All methods that can be run here, those of other packages included.
+
+    >>> methods()["mpcc"].title
+    '+MPCC'
+    """
     present = {name: entry for name, entry in METHODS.items() if _exists(entry.target)}
     return {**present, **_third_party("fscil.methods")}
 
 
 def heads() -> dict[str, HeadEntry]:
-    """All heads by name, those of other packages included."""
+    """All heads by name, those of other packages included.
+
+    >>> heads()["mpcc"].title
+    'MPCC'
+    """
     return {**HEADS, **_third_party("fscil.heads")}
 
 
 def datasets() -> dict[str, DatasetEntry]:
-    """All datasets by name, those of other packages included."""
+    """All datasets by name, those of other packages included.
+
+    >>> datasets()["glyphs"].backbone
+    'glyph_vit_a'
+    """
     return {**DATASETS, **_third_party("fscil.datasets")}
 
 
 def backbones() -> dict[str, BackboneEntry]:
-    """Backbones known to work by name; any other plain ViT of timm can be named as "arch.tag"."""
+    """Backbones known to work by name; any other plain ViT of timm can be named as "arch.tag".
+
+    >>> "glyph_vit_a" in backbones()
+    True
+    """
     return dict(BACKBONES)
 
 

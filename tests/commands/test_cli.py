@@ -28,6 +28,18 @@ def test_help_imports_nothing_heavy():
     assert "run" in done.stdout and "list" in done.stdout
 
 
+@pytest.mark.parametrize("wrong", [["--method", "smq"], ["--dataset", "glyph"], ["--recipe", "nowhere"]])
+def test_a_name_that_is_not_known_is_said_before_torch_is_imported(wrong):
+    script = (
+        "import sys\n"
+        "from fscil.cli import main\n"
+        f"try: main(['run', *{wrong!r}])\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "2 False", done.stderr
+
+
 def test_python_dash_m_is_the_command():
     done = subprocess.run([sys.executable, "-m", "fscil", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"fscil {__version__}"

@@ -32,7 +32,10 @@ def test_what_is_there_is_named_with_its_hash(fscil, tmp_path):
 
 
 def test_names_that_are_neither(fscil):
-    for name, said in (("glyph", 'Did you mean "glyphs"'), ("torchvision:Flower102", 'Did you mean "Flowers102"')):
+    for name, said in (
+        ("glyph", 'neither a dataset nor a backbone. Did you mean "glyphs"'),
+        ("torchvision:Flower102", 'Did you mean "Flowers102"'),
+    ):
         status, _, err = fscil("fetch", name)
         assert status == 2 and said in err and len(err.splitlines()) == 1
 

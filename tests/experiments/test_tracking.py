@@ -100,7 +100,7 @@ def test_a_run_that_fails_still_closes_its_trackers(fscil, weights, wandb, monke
 
 def test_unknown_and_missing_trackers_are_said_before_anything_is_done(fscil, tmp_path, monkeypatch):
     status, _, err = fscil("run", *SMALL, "--track", "abacus", "-o", "r")
-    assert status == 2 and 'runtime.trackers "abacus" is not one of tensorboard, wandb, mlflow' in err
+    assert status == 2 and '--track (runtime.trackers) "abacus" is not one of tensorboard, wandb, mlflow' in err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'tracked by wandb, .* pip install "fscil\[wandb\]"'):
         trackers_of(RuntimeConfig(trackers="wandb"))

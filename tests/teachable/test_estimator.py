@@ -568,7 +568,7 @@ def test_thumbnails_are_kept_only_by_choice_and_follow_every_change(model, weigh
         (dict(method="spm"), 'Did you mean "smp"'),
         (dict(head="closed"), 'Did you mean "closed_form"'),
         (dict(train="yes"), "not one of auto, always, never"),
-        (dict(false_rejection=2.0), "false_rejection is 2.0"),
+        (dict(false_rejection=2.0), "--false-rejection .false_rejection. is 2.0"),
         (dict(options={"epochz": 3}, train="always"), 'Did you mean "options.epochs"'),
         (dict(preprocessing={"flipp": 1}), 'Did you mean "transform.flip"'),
         (dict(backbone="vit_base"), "not a timm model"),

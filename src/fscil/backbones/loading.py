@@ -30,6 +30,11 @@ def make_backbone(
 
     `weights` names a local safetensors file in timm or Hugging Face ViT naming; `pretrained=False` gives random
     weights (speed measurements).
+
+    >>> import torch
+    >>> backbone = make_backbone("glyph_vit_a")
+    >>> tuple(backbone(torch.zeros(2, 3, backbone.image_size, backbone.image_size)).shape) == (2, backbone.dim)
+    True
     """
     if name in GLYPH_VITS:
         return _glyph_backbone(name, weights)
@@ -77,7 +82,7 @@ def _check_architecture(name: str, architecture: str) -> None:
         plain = [arch for module in PLAIN_MODULES for arch in timm.list_models(module=module, pretrained=True)]
         longer = [known for known in (*BACKBONES, *sorted(plain, key=len)) if known.startswith(name)]
         meant = f' Did you mean "{longer[0]}"?' if longer else nearest(name, [*BACKBONES, *plain])
-        raise UserError(f'backbone "{name}" is not a timm model.{meant}')
+        raise UserError(f'backbone "{name}" is not a timm model.{meant} See: fscil list backbones')
     home = timm.model_entrypoint(architecture).__module__
     if home.startswith("timm.models.") and home.removeprefix("timm.models.") not in PLAIN_MODULES:
         raise UserError(

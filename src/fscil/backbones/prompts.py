@@ -80,10 +80,10 @@ def blocks_present(blocks: tuple[int, ...], backbone: Backbone) -> tuple[int, ..
 def draw_normal(shape: tuple[int, ...], runtime: Runtime, *key: str | int) -> Tensor:
     """Initial values N(0, 1), as `draw_uniform`."""
     draws = torch.randn(shape, generator=runtime.generator(*key), dtype=torch.float64)
-    return draws.to(runtime.device, torch.float64 if runtime.dtype == torch.float64 else torch.float32)
+    return draws.to(**runtime.place)
 
 
 def draw_uniform(shape: tuple[int, ...], bound: float, runtime: Runtime, *key: str | int) -> Tensor:
     """Initial values U(−bound, bound) for this key, at least float32, on the compute device."""
     draws = torch.rand(shape, generator=runtime.generator(*key), dtype=torch.float64) * 2 - 1
-    return (draws * bound).to(runtime.device, torch.float64 if runtime.dtype == torch.float64 else torch.float32)
+    return (draws * bound).to(**runtime.place)

@@ -51,6 +51,22 @@ def _type_name(param: Any) -> str:
     return str(getattr(param.type, "name", "")).partition(" ")[0]
 
 
+def wanted_number(param: Any) -> str:
+    """What a parameter that takes a number asks for, in words; empty if it takes something else.
+
+    >>> from types import SimpleNamespace as Made
+    >>> wanted_number(Made(type=Made(name="integer range", min=1, max=None)))
+    'a whole number of at least 1'
+    """
+    kind = {"int": "a whole number", "integer": "a whole number", "float": "a number"}.get(_type_name(param), "")
+    least, most = (getattr(param, end, getattr(getattr(param, "type", None), end, None)) for end in ("min", "max"))
+    if not kind or (least is None and most is None):
+        return kind
+    if least is not None and most is not None:
+        return f"{kind} from {least} to {most}"
+    return f"{kind} of at least {least}" if most is None else f"{kind} of at most {most}"
+
+
 def _is_choice(param: Any) -> bool:
     descriptor = getattr(param, "type_descriptor", None)
     return bool(descriptor.is_choice if descriptor is not None else hasattr(param.type, "choices"))

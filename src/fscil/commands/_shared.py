@@ -57,6 +57,18 @@ def open_model(path: Path, weights: str | None = None, device: str | None = None
     return Teachable.load(path, device=device or "auto", weights=weights, verbose=verbose)
 
 
+def read_secret(option: str, file: Path) -> str:
+    """What a file with a password or a token holds; any file that can be read once will do, a pipe too."""
+    from fscil.errors import UserError
+
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f'{option} "{file}" cannot be read: {error.strerror or error}.') from error
+    except UnicodeDecodeError as error:
+        raise UserError(f'{option} "{file}" is no text in UTF-8.') from error
+
+
 def read_head(path: Path) -> Head:
     """The description of a model, without torch."""
     from fscil.teachable.folder import ModelFolder

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fscil.commands._shared import read_secret
 from fscil.commands.teach import Device, Weights
 
 PANEL = "Your own photos"
@@ -44,8 +45,10 @@ def app(
     from fscil.commands._shared import check_model
     from fscil.errors import UserError
 
-    if demo == (model is not None):
+    if model is None and not demo:
         raise UserError("give a model folder, or --demo for one to try things with.")
+    if model is not None and demo:
+        raise UserError(f'--demo brings a model of its own; leave out either --demo or "{model}".')
     if model is not None:
         check_model(model, weights)
     password = read_password(password_file)
@@ -75,10 +78,7 @@ def read_password(file: Path | None) -> str | None:
 
     if file is None:
         return os.environ.get("FSCIL_PASSWORD") or None
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'--password-file "{file}" cannot be read: {error}') from error
+    lines = read_secret("--password-file", file).splitlines()
     if not lines or not lines[0].strip():
         raise UserError(f'--password-file "{file}" has no password in its first line.')
     return lines[0].strip()

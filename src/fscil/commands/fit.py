@@ -76,9 +76,10 @@ def fit(
         raise UserError(f'--output "{output}" holds a model already; teach it with: fscil learn {output} {folder}')
     if other := ModelFolder(output).obstacle("progress"):
         raise UserError(f'--output "{output}": {other}; name a folder that does not exist yet.')
+    for text in settings or []:
+        if not parse_setting(text).keys() <= {"options", "head", "transform"}:
+            raise UserError(f'--set "{text}": only options.NAME, head.NAME and transform.NAME can be set here.')
     chosen = merge(*(parse_setting(text) for text in settings or []))
-    for key in chosen.keys() - {"options", "head", "transform"}:
-        raise UserError(f'--set "{key}": only options.NAME, head.NAME and transform.NAME can be set here.')
     of_head = chosen.get("head") or {}
     if of_head and head == "auto":
         raise UserError(f"--set head.{next(iter(of_head))} needs a head; choose one with --head NAME")

@@ -12,7 +12,7 @@ PANEL = "Results"
 
 
 def leaderboard(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders that hold some.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the site.")] = Path("site"),
     title: Annotated[str, typer.Option(help="Heading of the pages.")] = "Leaderboard",
     include_limited: Annotated[

@@ -26,7 +26,7 @@ def predict(
     model: Model,
     pictures: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILES…", help="Pictures, or folders of pictures; with --out also lists and URLs."),
+        typer.Argument(metavar="FILE|DIR", help="Pictures, or folders of pictures; with --out also lists and URLs."),
     ] = None,
     as_json: Annotated[
         bool,

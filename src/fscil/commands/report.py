@@ -14,7 +14,7 @@ PANEL = "Results"
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders that hold some.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: report.html in the first folder.")
     ] = None,

@@ -18,7 +18,7 @@ def reproduce(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...",
+            metavar="NAME",
             help="`all`, or some of: main, curves, base-new, ablation, ablation-backbone, merging, margins, shots, "
             "bias, calibration, fisher, tradeoff. `beyond`: the tables of CHORD, or some of: beyond-ablation, "
             "beyond-heads, beyond-shots, beyond-sessions, beyond-openset, beyond-correction.",

@@ -51,7 +51,7 @@ def run(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(metavar="full|256", help="Keep images whole, or reduced to this short side. Default: 256."),
+        typer.Option(metavar="full|PIXELS", help="Keep images whole, or reduced to this short side. Default: 256."),
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")] = False,
     output: Annotated[
@@ -60,7 +60,7 @@ def run(
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a stopped run.")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Apply the recipe's `fast:` block: a quick look.")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, fp32, bf16.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, bf16, fp64.")] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log loss and metrics for TensorBoard, in the run folder.")
     ] = False,
@@ -88,11 +88,8 @@ def run(
 
     `fscil run --resume runs/glyphs-smp-seed2023-1`
     """
-    from fscil.display import LiveDisplay, output_console
     from fscil.errors import UserError, stoppable
-    from fscil.experiments import run as protocol
     from fscil.experiments.api import configure
-    from fscil.experiments.run_folder import new_folder
 
     if resume is not None and output is not None:
         raise UserError("--resume and --output exclude each other: a resumed run stays in its folder")
@@ -117,6 +114,11 @@ def run(
         tensorboard=tensorboard,
         track=track,
     )
+
+    # Only now, because these import torch: a name that is not known is said at once.
+    from fscil.display import LiveDisplay, output_console
+    from fscil.experiments import run as protocol
+    from fscil.experiments.run_folder import new_folder
 
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one talks
     display = LiveDisplay(quiet=quiet or not first)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from fscil.commands._shared import read_secret
 from fscil.commands.teach import Device, Model, Weights
 
 PANEL = "Your own photos"
@@ -18,10 +19,10 @@ SHORTEST_TOKEN = 16  # characters
 
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on. Any but this machine's own needs a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen. Anything but this machine needs a token.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A file with the token clients must send; or set FSCIL_TOKEN."),
@@ -85,10 +86,7 @@ def _token(file: Path | None) -> str | None:
     token, source = os.environ.get("FSCIL_TOKEN"), "FSCIL_TOKEN"
     if file is not None:
         source = f'--token-file "{file}"'
-        try:
-            token = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{source} cannot be read: {error}") from error
+        token = read_secret("--token-file", file)
     if token is None:
         return None
     token = token.strip()

@@ -16,7 +16,7 @@ PANEL = "Your own photos"
 def suggest(
     model: Model,
     pictures: Annotated[
-        list[Path], typer.Argument(metavar="DIR|FILES…", help="Unlabelled pictures, or folders of them.")
+        list[Path], typer.Argument(metavar="DIR|FILE", help="Unlabelled pictures, or folders of them.")
     ],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many to choose.")] = 20,
     copy_to: Annotated[
@@ -39,9 +39,15 @@ def suggest(
     """
     from fscil.commands._shared import check_model, columns, notes, open_model, print_json
     from fscil.data.picture_files import expand
+    from fscil.errors import UserError
     from fscil.teachable.sorting import folder_name, place_file
 
     check_model(model, weights)
+    for path in pictures:
+        if not path.exists():
+            raise UserError(f'"{path}" does not exist; give pictures, or folders of them.')
+    if copy_to is not None and copy_to.exists() and not copy_to.is_dir():
+        raise UserError(f'--copy-to "{copy_to}" is a file; name a folder.')
     files = expand(pictures)
     from fscil.teachable.suggesting import suggest as choose
 

@@ -25,7 +25,7 @@ def learn(
     pictures: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR|CSV|FILES…",
+            metavar="DIR|CSV|FILE",
             help="A folder of class folders, or a CSV (path,label); or, with --class, pictures or folders.",
         ),
     ],

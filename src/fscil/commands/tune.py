@@ -18,7 +18,7 @@ def tune(
         typer.Option(metavar="head.KEY=A,B", help="Values of an option of the head; repeated: every combination."),
     ],
     method: Annotated[str, typer.Option("--method", "-m", help="What is trained on the base task.")] = "smp",
-    head: Annotated[str, typer.Option(help="See `fscil list heads`. Default: the method's own.")] = "own",
+    head: Annotated[str, typer.Option(help="See `fscil list heads`. own: the method's.")] = "own",
     dataset: Annotated[str, typer.Option("--dataset", "-d", help="See `fscil list datasets`.")] = "glyphs",
     draws: Annotated[int, typer.Option(min=1, help="Draws of the shots.")] = 10,
     seeds: Annotated[str, typer.Option(help="How many, or which (2023,2024); each trains its own base.")] = "1",

@@ -18,7 +18,7 @@ PANEL = "Results"
 
 
 def verify(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders that hold some.")],
     again: Annotated[
         bool, typer.Option("--again", help="Learn a few-shot session again from its checkpoint, and compare.")
     ] = False,

@@ -47,10 +47,15 @@ def class_folders(root: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
     """
     root = Path(root).expanduser()
     if not root.is_dir():
-        raise UserError(f'"{root}" is not a folder; give a folder with one folder of pictures per class.')
+        raise UserError(
+            f'"{root}" is not a folder; give a folder with one folder of pictures per class, or a CSV file.'
+        )
     by_class = {folder.name: files_in(folder) for folder in folders_in(root)}
     if not by_class:
-        hint = " (it holds pictures itself: move them into a folder named like their class)" if files_in(root) else ""
+        if files_in(root):
+            hint = " (it holds pictures itself: move them into a folder named like their class)"
+        else:
+            hint = "; give a folder with one folder of pictures per class"
         raise UserError(f'"{root}" holds no class folders{hint}.')
     for name, files in by_class.items():
         if not files:

@@ -151,6 +151,8 @@ def read_shots(path: str | os.PathLike[str]) -> Shots:
 
 def load_ledger(path: str | os.PathLike[str]) -> Ledger:
     """Read a ledger: what `save_ledger` wrote, or the bare JSON object {task: {class: [images]}}."""
+    if not os.path.exists(path):
+        raise UserError(f'--shots-file (data.shots_file) "{path}" does not exist')
     data = parse_json(read_text(path), path)
     if not isinstance(data, dict):
         raise UserError(f'shots_file: "{path}" is not a JSON ledger {{task: {{class: [images]}}}}')

@@ -29,7 +29,13 @@ VALIDATION_TEST = 0.2  # of their training images are tested on
 
 @dataclass(frozen=True)
 class Task:
-    """What arrives at once. Labels number classes by order of arrival, so the base task's are 0 … base − 1."""
+    """What arrives at once. Labels number classes by order of arrival, so the base task's are 0 … base − 1.
+
+    >>> pictures = ImageStore.from_array(np.zeros((4, 8, 8, 3), np.uint8))
+    >>> task = Task(0, (0, 1), Pixels(pictures, Transform(size=8, resize=8), seed=0), torch.tensor([0, 0, 1, 1]))
+    >>> tuple(task.images.plain(torch.arange(4)).shape)
+    (4, 3, 8, 8)
+    """
 
     index: int  # 0: the base task
     classes: tuple[int, ...]  # labels that are new in this task
@@ -39,7 +45,14 @@ class Task:
 
 @dataclass
 class Stream:
-    """The base task, the few-shot tasks, and the test images of all their classes."""
+    """The base task, the few-shot tasks, and the test images of all their classes.
+
+    >>> from fscil.data.datasets import load_dataset
+    >>> config = DataConfig(base=4, way=2, tasks=1, shots=5, limit=2)
+    >>> stream = make_stream(load_dataset("glyphs", config), config, Transform(size=32, resize=32), seed=0)
+    >>> [(task.classes, len(task.images)) for task in stream.tasks], stream.seen(1), len(stream.test)
+    ([((0, 1, 2, 3), 8), ((4, 5), 10)], 6, 12)
+    """
 
     name: str
     class_names: list[str]  # in order of arrival
@@ -149,14 +162,11 @@ def make_stream(
         for task, (start, stop) in enumerate(zip(starts, starts[1:]))
     }
     base_images, ledger = _choose_shots(config, pools, seed)
-    base_positions = [at for number in order[: sizes[0]] for at in _first(of_class[number], config.limit)]
+    of_base = [of_class[number] for number in order[: sizes[0]]]
     if base_images is not None:
-        wanted_images = set(base_images)
-        listed = [
-            [at for at in of_class[number] if manifest.entries[at].image in wanted_images]
-            for number in order[: sizes[0]]
-        ]
-        base_positions = [at for images in listed for at in _first(images, config.limit)]
+        listed = set(base_images)
+        of_base = [[at for at in images if manifest.entries[at].image in listed] for images in of_base]
+    base_positions = [at for images in of_base for at in _first(images, config.limit)]
     position = {manifest.entries[at].image: at for images in of_class for at in images}
     shot_positions = {
         task: [position[image] for images in classes.values() for image in images] for task, classes in ledger.items()

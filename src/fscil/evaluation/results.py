@@ -74,7 +74,15 @@ class Results:
 
 def load_results(folder: str | Path, check: bool = True) -> Results:
     """Read a finished run. Any file of it that is not as its hashes say is refused by name; `check=False` trusts them.
-    Runs from before there were hashes are read as they are, and are not `hashed`."""
+    Runs from before there were hashes are read as they are, and are not `hashed`.
+
+    >>> import tempfile, fscil
+    >>> small = {"data.base": 4, "data.way": 2, "data.tasks": 1}
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     run = fscil.run("simplecil", limit=2, settings=small, folder=f"{place}/run", device="cpu")
+    ...     load_results(f"{place}/run").summary == run.summary
+    True
+    """
     folder = Path(folder)
     refuse_links(folder)
     exists = (folder / RESULTS).is_file()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fscil.config import RunConfig, complete, read_config, resolve
-from fscil.display import LiveDisplay
 from fscil.errors import UserError
 from fscil.evaluation.results import Results
 from fscil.experiments.leftovers import check_began
@@ -66,6 +65,7 @@ def run(
     >>> [session["seen"] for session in results.sessions]
     [4, 6]
     """
+    from fscil.display import LiveDisplay
     from fscil.experiments.run import run as run_config
 
     config = configure(

@@ -17,7 +17,7 @@ from rich.text import Text
 from fscil.display import LiveDisplay
 from fscil.experiments.claims import claim_path, owner_of
 from fscil.experiments.grid import Job
-from fscil.text import duration
+from fscil.text import count, duration
 
 T = TypeVar("T")
 WRITE_EVERY = 1.0  # seconds between two notes of a job's progress
@@ -63,9 +63,9 @@ class Overview:
         self.live = Live(console=self.console, get_renderable=self.render, refresh_per_second=2) if live else None
 
     def __enter__(self) -> Overview:
-        count = self.count("done")
-        found = f", {count} of them already done" if count else ""
-        self.line(f"{len(self.jobs)} jobs{found}")
+        done = self.count("done")
+        found = f", {done} of them already done" if done else ""
+        self.line(f"{count(len(self.jobs), 'job')}{found}")
         if self.live:
             self.live.start()
         return self

@@ -112,7 +112,7 @@ def trackers_of(config: RuntimeConfig) -> list[str]:
     names = list(dict.fromkeys([*(["tensorboard"] if config.tensorboard else []), *asked]))
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f'runtime.trackers "{name}" is not one of {", ".join(TRACKERS)}.')
+            raise UserError(f'--track (runtime.trackers) "{name}" is not one of {", ".join(TRACKERS)}.')
         if importlib.util.find_spec(TRACKERS[name][0]) is None:
             raise UserError(f'a run is to be tracked by {name}, which is not installed; pip install "fscil[{name}]"')
     return names

@@ -94,6 +94,14 @@ class Head(nn.Module):
     """A classifier on features (n, `dim`) that stay fixed.
 
     `counts` has the images seen of each class. Classes are numbered by order of arrival.
+
+    >>> from fscil.heads.prototypes import Prototypes
+    >>> from fscil.runtime import Runtime
+    >>> features, labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]]), torch.tensor([0, 1, 1])
+    >>> head = Prototypes(2, Prototypes.Options(), Runtime())
+    >>> head.fit(Lesson(features, labels, classes=2, views=lambda numbers, positions=None: features))
+    >>> head.counts, head.scores(torch.tensor([[0.1, 0.9]])).argmax()
+    (tensor([1, 2]), tensor(1))
     """
 
     Options: type[Any] = NoOptions

@@ -29,6 +29,19 @@ class Method(nn.Module):
     Labels number classes by order of arrival. `features_fixed` promises that the backbone does not change after the
     base task; then `features` and `logits_from` exist and the protocol computes test features once. Everything learned
     is in parameters and buffers, so `state` is complete.
+
+    >>> import numpy as np, fscil
+    >>> from fscil.data.pixels import ImageStore, Pixels
+    >>> from fscil.data.transforms import Transform
+    >>> from fscil.registry import method_class
+    >>> from fscil.runtime import Runtime
+    >>> pictures = np.random.default_rng(0).integers(0, 256, (4, 48, 48, 3), np.uint8)
+    >>> images = Pixels(ImageStore.from_array(pictures), Transform(size=48, resize=48), seed=0)
+    >>> cls = method_class("simplecil")
+    >>> method = cls(fscil.make_backbone("glyph_vit_a"), cls.Options(), Runtime())
+    >>> method.fit_base(fscil.Task(0, (0, 1), images, torch.tensor([0, 0, 1, 1])))
+    >>> method.logits(images).argmax(1)
+    tensor([0, 0, 1, 1])
     """
 
     Options: type[Any] = NoOptions

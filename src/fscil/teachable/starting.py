@@ -43,11 +43,12 @@ def check_parameters(clf: Teachable) -> None:
     for name, choices in CHOICES.items():
         value = getattr(clf, name)
         if value not in choices:
-            raise UserError(f'{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}')
+            raise UserError(f'--{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}')
     for name, most in BELOW.items():
         value = getattr(clf, name)
         if not (isinstance(value, (int, float)) and 0 <= value < most):
-            raise UserError(f"{name} is {value}; it must be at least 0 and below {most}.")
+            option = f"--{name.replace('_', '-')} ({name})"
+            raise UserError(f"{option} is {value}; it must be at least 0 and below {most}.")
     if not (isinstance(clf.thumbnails, int) and clf.thumbnails >= 0):
         raise UserError(f"thumbnails is {clf.thumbnails}; it must be a number of pictures per class, 0 for none.")
 

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A benchmark before it is cut into tasks: what it holds, its usual protocol, and how its images are read."""
+    """A benchmark before it is cut into tasks: what it holds, its usual protocol, and how its images are read.
+
+    >>> from fscil.data.datasets import load_dataset
+    >>> glyphs = load_dataset("glyphs", DataConfig())
+    >>> len(glyphs.manifest.class_names), glyphs.base, glyphs.way, glyphs.shots
+    (100, 60, 5, 5)
+    """
 
     manifest: Manifest
     base: int  # classes of the base task,
