@@ -53,7 +53,8 @@ class FACTOptions(AdapterOptions):
     top_virtual: int = 40  # virtual classes that count at inference
     similarity: Literal["released", "cosine"] = "released"  # prototypes scaled per feature (a quirk) or per class
 
-    earlier: ClassVar[dict[str, Any]] = {"virtual_rows": "frozen"}  # what runs did before the option was there
+    # what runs did before these options were there
+    earlier: ClassVar[dict[str, Any]] = {"virtual_rows": "frozen", "mask": "strict"}
 
 
 class FACT(AdapterMethod):
