@@ -30,14 +30,17 @@ def fetch(
     `fscil fetch torchvision:Flowers102 hf:uoft-cs/cifar10`
     """
     from fscil import registry
-    from fscil.errors import UserError
+    from fscil.errors import UserError, nearest
 
     datasets = [name for name in names if _is_dataset(name)]
     if data_root is not None and len(datasets) > 1:
         raise UserError(f"--data-root is the folder of one dataset; {' and '.join(datasets[:2])} need one each")
     for name in names:
         if name not in datasets and "." not in name and name not in registry.BACKBONES:
-            registry.dataset_entry(name)  # raises, and says what it may have meant
+            like = nearest(name, [*registry.datasets(), *registry.BACKBONES])
+            raise UserError(
+                f'"{name}" is neither a dataset nor a backbone.{like} See: fscil list datasets, fscil list backbones'
+            )
     for name in names:
         print(_fetch_dataset(name, data_root) if name in datasets else _fetch_backbone(name), flush=True)
 
