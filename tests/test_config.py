@@ -1,6 +1,7 @@
 """Layers, recipes, and configurations in files."""
 
 import dataclasses
+import re
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from fscil import config as configuration
 from fscil import recipes, registry
 from fscil.config import RunConfig, differences, read_config, resolve, with_later_settings, write_config
 from fscil.errors import UserError
-from fscil.strict import build
+from fscil.strict import build, types_of
 
 
 @pytest.mark.parametrize(
@@ -167,6 +168,24 @@ def test_every_method_s_options_are_its_own():
     for name, entry in registry.methods().items():
         fields = {item.name for item in dataclasses.fields(registry.method_class(name).Options)}
         assert set(entry.options) <= fields, name
+
+
+ANY_NUMBER = {"margin", "margin_g", "margin_average", "margin_upper", "mapped_average", "mapped_upper"}
+OWN_ERROR = {"calibration_margin", "expected_classes", "virtual_classes"}  # a margin; FACT counts them together
+
+
+def test_every_number_of_a_method_or_head_has_bounds():
+    classes = [registry.method_class(name) for name in registry.methods()]
+    classes += [registry.head_class(name) for name in registry.heads()]
+    for options in {cls.Options for cls in classes}:
+        for name, hint in types_of(options).items():
+            if (
+                re.search(r"\b(int|float)\b", str(hint))
+                and "tuple" not in str(hint)
+                and name not in ANY_NUMBER | OWN_ERROR
+            ):
+                with pytest.raises(UserError, match=name):
+                    build(options, {name: -1})
 
 
 def test_known_keys_cover_the_dataclasses():

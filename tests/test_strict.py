@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from fscil.errors import UserError
-from fscil.strict import build, flatten, merge, parse_setting
+from fscil.strict import Natural, Positive, Share, build, flatten, merge, parse_setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +17,9 @@ class Sample:
     switch: bool = False
     pair: tuple[float, float] = (0.0, 1.0)
     text: str = ""
+    part: Share = 0.5
+    rate: Positive | None = None
+    layers: Natural = 1
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,8 @@ class Sample:
         ({"count": 4}, {"count": 4}),
         ({"pair": [0, 2]}, {"pair": (0.0, 2.0)}),
         ({"text": 256}, {"text": "256"}),
+        ({"part": 1, "rate": 2, "layers": 3}, {"part": 1.0, "rate": 2.0, "layers": 3}),
+        ({"rate": None}, {"rate": None}),
     ],
 )
 def test_values_take_the_type_of_their_field(values, expected):
@@ -48,6 +53,11 @@ def test_values_take_the_type_of_their_field(values, expected):
         ({"switch": 1}, ["switch", "true or false"]),
         ({"pair": [1]}, ["pair", "[1]"]),
         ({"pair": [1, "x"]}, ["pair[1]", '"x"']),
+        ({"part": 1.5}, ['"part" must be between 0 and 1, got 1.5']),
+        ({"part": "half"}, ['"part" must be a number, got "half"']),
+        ({"rate": 0}, ['"rate" must be above 0, got 0']),
+        ({"layers": 0}, ['"layers" must be at least 1, got 0']),
+        ({"layers": 1.5}, ['"layers" must be a whole number, got 1.5']),
         ({"swich": True}, ['"swich"', 'Did you mean "switch"?']),
     ],
 )

@@ -163,6 +163,12 @@ class RunConfig:
         content = {key: value for key, value in flatten(self.to_dict()).items() if _matters(key)}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
+    def fingerprints(self) -> tuple[str, ...]:
+        """Those under which the same run may be kept: its own, and that from before some of its options were there."""
+        earlier = plain(earlier_options(self.method))
+        known = {key: value for key, value in self.options.items() if key not in earlier or value != earlier[key]}
+        return tuple({self.fingerprint(), dataclasses.replace(self, options=known).fingerprint()})
+
 
 def _matters(key: str) -> bool:
     """Whether a setting can change results: not where data lies, not where it is computed, not how it is shown."""
@@ -247,9 +253,12 @@ def as_made(values: Mapping[str, Any]) -> dict[str, Any]:
 
     That is the default of an option, unless the method's Options name it under `earlier`.
     """
-    method = values.get("method", RunConfig.method)
-    earlier = getattr(registry.method_class(method).Options, "earlier", {})
-    return merge({"options": earlier}, values)
+    return merge({"options": earlier_options(values.get("method", RunConfig.method))}, values)
+
+
+def earlier_options(method: str) -> dict[str, Any]:
+    """Options of a method that came after version 0.1.0, and what it did before."""
+    return getattr(registry.method_class(method).Options, "earlier", {})
 
 
 def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:

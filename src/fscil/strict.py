@@ -60,7 +60,7 @@ def build(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
 @functools.cache
 def types_of(cls: type) -> dict[str, Any]:
     """The types of a dataclass by field, evaluated once."""
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _least(name: str) -> int | None:
@@ -90,6 +90,12 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, arguments, key)
+    if origin is Annotated:
+        number = _convert(value, arguments[0], key)
+        for bounds in arguments[1:]:
+            if isinstance(bounds, (Between, Above)) and not bounds.holds(number):
+                raise UserError(f'"{key}" must be {bounds}, got {show(value)}')
+        return number
     if origin is Literal:
         if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # YAML reads on and off as truth values
             value = "on" if value else "off"
@@ -138,7 +144,7 @@ def _convert_union(value: Any, choices: Sequence[Any], key: str) -> Any:
             return _convert(value, choice, key)
         except UserError as error:
             failures.append(error)
-    useful = [f for f, choice in zip(failures, choices) if typing.get_origin(choice) is Literal]
+    useful = [f for f, choice in zip(failures, choices) if typing.get_origin(choice) in (Literal, Annotated)]
     if useful:
         raise useful[0]
     expected = " or ".join(_describe(choice) for choice in choices)
@@ -169,7 +175,30 @@ class Between(NamedTuple):
     low: float
     high: float
 
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
 
+    def __str__(self) -> str:
+        return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
+
+
+class Above(NamedTuple):
+    """A lower bound that is not reached itself."""
+
+    low: float
+
+    def holds(self, value: float) -> bool:
+        return value > self.low
+
+    def __str__(self) -> str:
+        return f"above {self.low:g}"
+
+
+Positive = Annotated[float, Above(0)]
+NotNegative = Annotated[float, Between(0, math.inf)]
+Share = Annotated[float, Between(0, 1)]
+Natural = Annotated[int, Between(1, math.inf)]
+Whole = Annotated[int, Between(0, math.inf)]
 Count = Annotated[int, Between(0, 2**53)]
 
 

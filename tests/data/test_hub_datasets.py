@@ -1,6 +1,8 @@
 """Tables of images from local folders, read as those of the hub are."""
 
 import io
+import socket
+import time
 
 import numpy as np
 import pytest
@@ -96,9 +98,29 @@ def test_a_folder_of_images_and_unlabelled_rows(tmp_path):
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="could not be read.*fscil fetch hf:") as problem:
+    with pytest.raises(UserError, match="there is no folder"):
         load_dataset(f"hf:{tmp_path / 'nowhere'}", DataConfig())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="could not be read.*fscil fetch hf:") as problem:
+        load_dataset(f"hf:{tmp_path / 'empty'}", DataConfig())
     assert "\n" not in str(problem.value)
+
+
+def test_without_a_network_it_is_said_at_once(monkeypatch, caplog, capfd):
+    """The hub's client would try six times and print a line each time."""
+    import datasets
+
+    def unknown(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr("fscil.data.datasets.from_hub.getproxies", dict)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="could not be read.*without a network, copy") as problem:
+        load_dataset("hf:nobody/nothing", DataConfig())
+    assert "\n" not in str(problem.value) and time.monotonic() - began < 10
+    assert not caplog.records and capfd.readouterr() == ("", "")
+    assert not datasets.config.HF_HUB_OFFLINE
 
 
 def test_a_run_names_its_columns_only_where_they_are_chosen():

@@ -5,11 +5,13 @@ import logging
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from fscil.config import read_config
 from fscil.errors import UserError
 from fscil.evaluation.charts import Chart
 from fscil.evaluation.hashes import RunHashes
@@ -17,8 +19,21 @@ from fscil.evaluation.report import write_report
 from fscil.evaluation.results import load_results
 from fscil.experiments.comparison import load_cells, load_folders
 from fscil.experiments.grid import Job
+from fscil.experiments.verify import verify
 from fscil.files import digest_file, load_tensors, read_json
-from probe_world import TASKS, Stop, numbers, rehash, run, stopped, tiny_config, tiny_stream, unhash
+from probe_world import (
+    TASKS,
+    Probe,
+    ProbeOptions,
+    Stop,
+    numbers,
+    rehash,
+    run,
+    stopped,
+    tiny_config,
+    tiny_stream,
+    unhash,
+)
 
 pytestmark = pytest.mark.usefixtures("probe")
 
@@ -189,6 +204,35 @@ def test_a_run_from_before_there_were_hashes_is_read_and_resumed(tmp_path, monke
     results = run(tmp_path / "run", resume=True)
     assert numbers(results) == numbers(whole) and not results.hashed
     assert not (tmp_path / "run" / "hashes.json").exists()
+
+
+@pytest.mark.parametrize("stop_at", [(0, 1), (1, 0)])
+def test_a_run_from_before_an_option_was_there_is_resumed(tmp_path, monkeypatch, stop_at):
+    """Its files carry the fingerprint of a configuration without the option; a finished one still passes."""
+
+    @dataclass(frozen=True)
+    class Later(ProbeOptions):
+        form: str = "new"
+        earlier: ClassVar = {"form": "old"}
+
+    folder, finished = tmp_path / "run", tmp_path / "finished"
+    stopped(folder, monkeypatch, stop_at)
+    run(finished)
+    before = {path: path.read_bytes() for path in folder.glob("checkpoints/task_*")}
+    monkeypatch.setattr(Probe, "Options", Later)
+    now, first = read_config(folder / "config.yaml"), Probe.raw
+    assert now.options["form"] == "old"
+    looks = []
+    monkeypatch.setattr(Probe, "raw", lambda self, images: looks.append(len(images)) or first(self, images))
+    whole = run(tmp_path / "whole", now)
+    trained = len(looks)
+    results = run(folder, now, resume=True)
+    assert numbers(results)[1] == numbers(whole)[1] and len(looks) - trained == (trained if before else trained - 1)
+    for place in (folder, finished):
+        assert {check.name: check.state for check in verify(place)}["settings"] == "ok"
+    with pytest.raises(UserError, match="another configuration"):
+        stopped(tmp_path / "other", monkeypatch)
+        run(tmp_path / "other", tiny_config(form="newest"), resume=True)
 
 
 def test_a_list_names_files_of_its_folder_only(tmp_path):

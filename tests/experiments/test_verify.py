@@ -86,10 +86,24 @@ def test_a_damaged_file_is_named_and_the_status_is_1(copy, fscil):
     assert status == 1 and files["state"] == "failed" and "(and 1 more)" in files["text"]
 
 
+def test_a_link_in_a_run_folder_is_named(copy, fscil):
+    curve = copy / "accuracy.png"
+    curve.rename(copy.parent / "elsewhere.png")
+    curve.symlink_to(copy.parent / "elsewhere.png")
+    status, out, _ = fscil("verify", copy)
+    assert status == 1 and f'"{curve}" is a symbolic link' in next(
+        line for line in out.splitlines() if " files " in line
+    )
+
+
 @pytest.mark.parametrize(
     ("check", "said", "name", "alter"),
     [
         ("settings", "options.lr", "results.json", lambda r: r["config"]["options"].update(lr=0.7)),
+        ("settings", "recipe", "results.json", lambda r: r["config"].update(recipe="glyphs/frozen")),
+        ("shots", "task 2 has", "results.json", lambda r: r["stream"]["training_images"].reverse()),
+        ("results", "classes_seen", "results.json", lambda r: r["stream"]["classes_seen"].reverse()),
+        ("results", "test_images", "results.json", lambda r: r["stream"].update(test_images=1)),
         ("split", "different splits", "results.json", lambda r: r["stream"].update(split_hash="0" * 64)),
         ("split", "was changed", "split.json", lambda s: s["entries"].pop()),
         ("shots", "not the shots that seed 2023 draws", "shots.json", lambda s: _swap(s["tasks"])),

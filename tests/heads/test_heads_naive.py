@@ -12,7 +12,10 @@ from sklearn.linear_model import Ridge
 from torch.nn import functional as F
 
 from fscil.heads.base import Lesson
-from fscil.maths.calibrating import correlation, likeness
+from fscil.heads.embeddings import KnownClasses, gaussian_features
+from fscil.heads.mpcc import MPCCOptions
+from fscil.maths.calibrating import correlation
+from fscil.maths.gaussians import class_roots
 from fscil.maths.random_features import best_ridge, fourier
 from head_world import BASE, CLASSES, DIM, base_lesson, held_out, lesson, small_head, trained_head
 
@@ -125,7 +128,7 @@ def test_c_ranpac_draws_have_the_calibrated_moments():
     head.teach(taught)
     base, shots = base_lesson(), taught.features
     means = torch.stack([base.features[base.labels == c].mean(0) for c in range(BASE)])
-    w = likeness(shots.mean(0, keepdim=True), means, 16.0)[0]
+    w = torch.softmax(16 * torch.stack([F.cosine_similarity(shots.mean(0), mean, dim=0) for mean in means]), 0)
     mean = 0.9 * shots.mean(0) + 0.1 * sum(w[b] * means[b] for b in range(BASE))
     spread = sum(w[b] * torch.cov(base.features[base.labels == b].T) for b in range(BASE)) + torch.cov(shots.T)
     drawn = head.class_features(BASE)
@@ -144,6 +147,14 @@ def test_fourier_features_approximate_the_gaussian_kernel():
     torch.testing.assert_close(mapped @ mapped.T, expected, rtol=0, atol=0.01)
 
 
+def test_klda_s_features_have_the_kernel_of_its_bandwidth():
+    head, x = small_head("klda", dimensions=50_000, bandwidth=0.02), base_lesson().features[::30].double()
+    mapped = head.mapped(x, 0)
+    expected = torch.stack([torch.exp(-0.02 * (x - other).square().sum(1)) for other in x])
+    torch.testing.assert_close(mapped @ mapped.T, expected, rtol=0, atol=0.03)
+    assert not torch.equal(mapped, head.mapped(x, 1))  # members draw their own
+
+
 def test_klda_averages_the_probabilities_of_its_members():
     head = trained_head("klda", dimensions=20, bandwidth=0.01)
     x, y = seen_features()
@@ -158,6 +169,29 @@ def test_klda_averages_the_probabilities_of_its_members():
             distances = torch.stack([(means[c] - query) @ inverse @ (means[c] - query) for c in range(CLASSES)])
             total[i] += torch.softmax(-distances, 0) / 2
     torch.testing.assert_close(head.scores(queries.float()).exp().double(), total, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [8, 7])
+def test_gaussian_features_are_the_denser_half_around_each_centre(count):
+    """An odd number has one more around the trained row; classes without one have all around the prototype."""
+    lesson_, eps, options = base_lesson(), 1e-3, MPCCOptions(features_per_class=count)
+    means = [lesson_.features[lesson_.labels == c].mean(0) for c in range(BASE)]
+    roots, _ = class_roots(lesson_.features, lesson_.labels, BASE, eps)
+    rows = torch.randn(BASE - 1, DIM, generator=torch.Generator().manual_seed(5))
+    known = KnownClasses(torch.stack(means), rows, torch.arange(BASE), roots, torch.zeros(0, dtype=torch.int64))
+    z = torch.randn(BASE, 2 * count, DIM, generator=torch.Generator().manual_seed(6))
+    found = gaussian_features(known, torch.arange(BASE), z, options)
+    for c in range(BASE):
+        root = torch.linalg.cholesky(torch.cov(lesson_.features[lesson_.labels == c].T) + eps * torch.eye(DIM))
+        expected = []
+        if c < len(rows):
+            groups = (means[c], z[c, :count], count // 2), (rows[c], z[c, count:], count - count // 2)
+        else:
+            groups = ((means[c], z[c], count),)
+        for centre, draws, kept in groups:
+            limit = sorted(float(draw @ draw) for draw in draws)[kept - 1]
+            expected += [centre + root @ draw for draw in draws if float(draw @ draw) <= limit]
+        torch.testing.assert_close(found[c], torch.stack(expected), rtol=1e-3, atol=1e-4)
 
 
 def test_plda_scores_are_predictive_densities():

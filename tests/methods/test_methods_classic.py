@@ -21,7 +21,7 @@ from fscil.methods.adbs import inter_class_constraint
 from fscil.methods.cec import Episodes, GraphAttention
 from fscil.methods.clom import pair_margins
 from fscil.methods.fact import MASKED, choose_virtual, forward_terms, tie
-from fscil.methods.families.exemplars import choose_exemplars, herding
+from fscil.methods.families.exemplars import choose_exemplars, fresh_linear, herding
 from fscil.methods.teen import calibrate
 from fscil.runtime import Runtime, keyed_seed
 from tiny_world import (
@@ -525,6 +525,43 @@ def test_icarl_trains_the_network_with_exemplars_and_distillation():
         assert "network.vit.blocks.0.attn.qkv.weight" in changes("icarl", switched, tasks=1)
 
 
+def softened(logits: torch.Tensor, temperature: float = 2.0) -> list[float]:
+    powers = [math.exp(float(logit) / temperature) for logit in logits]
+    return [power / sum(powers) for power in powers]
+
+
+def distilled(student: torch.Tensor, targets: list[float], temperature: float = 2.0) -> torch.Tensor:
+    """−Σ q log softmax(student / T) of one image."""
+    logs = student / temperature - (student / temperature).logsumexp(0)
+    return -sum(q * log for q, log in zip(targets, logs, strict=True))
+
+
+def one_batch(method, task, stage: str) -> tuple[torch.Tensor, list[int]]:
+    """Exemplars and shots as the only step of a stage of one epoch sees them."""
+    images, labels = method.memory.joined(task.images, task.labels)
+    order = torch.randperm(len(images), generator=method.runtime.generator(stage, "order", 0))
+    return images.augmented(order, 0).double(), labels[order].tolist()
+
+
+def test_a_step_of_icarl_is_its_loss_written_out():
+    options = {"per_class": 2, "learn_epochs": 1, "batch_size": 99, "learn_lr": 0.05, "learn_weight_decay": 0.01}
+    before, after = (fitted("icarl", options, tasks=tasks, dtype=torch.float64) for tasks in (0, 1))
+    task = few_shot_tasks()[0]
+    pixels, labels = one_batch(before, task, "iCaRL task 1")
+    old_rows, old_bias = before.head_weight.detach(), before.head_bias.detach()
+    with torch.no_grad():
+        teacher = before.network(pixels) @ old_rows.T + old_bias
+    before.count_classes(task)
+    before.grow_head()
+    logits = before.network(pixels) @ before.head_weight.T + before.head_bias
+    terms = [z.logsumexp(0) - z[y] + distilled(z[:BASE], softened(t)) for z, y, t in zip(logits, labels, teacher)]
+    qkv = before.network.vit.blocks[0].attn.qkv.weight
+    trained = {"head_weight": before.head_weight, "network.vit.blocks.0.attn.qkv.weight": qkv}
+    gradients = torch.autograd.grad(sum(terms) / len(terms), list(trained.values()))
+    for (name, weight), gradient in zip(trained.items(), gradients):
+        torch.testing.assert_close(after.state()[name], (weight - 0.05 * (gradient + 0.01 * weight)).detach())
+
+
 # ---- FOSTER --------------------------------------------------------------------------------------------------------
 
 
@@ -539,6 +576,57 @@ def test_foster_hands_one_backbone_on_to_the_next_task():
     idle = fitted("foster", {"compression_epochs": 0}, tasks=1)
     assert not differing(backbone_of(base), backbone_of(idle))  # the student starts from the old backbone
     assert torch.equal(idle.head_weight[:BASE], base.head_weight)  # and from the old rows
+
+
+@pytest.mark.parametrize("counts", ["published", "images"])
+def test_a_step_of_foster_s_boosting_and_compression_is_their_loss_written_out(counts):
+    options = {"per_class": 2, "boosting_epochs": 1, "compression_epochs": 1, "batch_size": 99, "lr": 0.05}
+    options |= {"weight_decay": 0.01, "weight_counts": counts}
+    before, after = (fitted("foster", options, tasks=tasks, dtype=torch.float64) for tasks in (0, 1))
+    task, dim, runtime = few_shot_tasks()[0], before.backbone.dim, before.runtime
+    seen, shots = BASE + len(task.classes), int(task.labels.bincount()[-1])
+    pixels, labels = one_batch(before, task, "FOSTER boosting 1")
+    rows, shift = before.head_weight.detach(), before.head_bias.detach()
+
+    def class_weights(beta):
+        numbers = [2] * BASE + [shots if counts == "images" else math.inf] * len(task.classes)
+        weights = [(1 - beta) / (1 - beta**number) for number in numbers]
+        return [weight * seen / sum(weights) for weight in weights]
+
+    # boosting: one step of the second backbone and of both heads, the first backbone frozen
+    second = before.network.trainable_copy()
+    weight, bias = fresh_linear(seen, 2 * dim, runtime, before.place, "joint head")
+    helper, helper_bias = fresh_linear(seen, dim, runtime, before.place, "auxiliary head")
+    with torch.no_grad():
+        weight[:BASE, :dim], bias[:BASE] = rows, shift
+        old = before.network(pixels)
+    new, terms = second(pixels), []
+    for o, n, y in zip(old, new, labels):
+        joint = weight[:, :dim] @ o + weight[:, dim:] @ n + bias
+        weighed = torch.stack([z / w for z, w in zip(joint, class_weights(0.96))])
+        helped = helper @ n + helper_bias
+        terms.append(weighed.logsumexp(0) - weighed[y] + helped.logsumexp(0) - helped[y])
+        terms[-1] = terms[-1] + distilled(joint[:BASE], softened(rows @ o + shift))
+    qkv = second.vit.blocks[0].attn.qkv.weight
+    gradients = torch.autograd.grad(sum(terms) / len(terms), [weight, qkv])
+    made = [after.teacher.weight, after.teacher.second.vit.blocks[0].attn.qkv.weight]
+    for found, start, gradient in zip(made, (weight, qkv), gradients):
+        torch.testing.assert_close(found, (start - 0.05 * (gradient + 0.01 * start)).detach(), check_stride=False)
+
+    # compression: one step of the first backbone and the grown head on the teacher's balanced answers, without decay
+    pixels, _ = one_batch(before, task, "FOSTER compression 1")
+    before.count_classes(task)
+    before.grow_head()
+    terms = []
+    with torch.no_grad():
+        answers = torch.cat([after.teacher.first(pixels), after.teacher.second(pixels)], 1) @ after.teacher.weight.T
+        answers += after.teacher.bias
+    for feature, answer in zip(before.network(pixels), answers):
+        targets = [q * w for q, w in zip(softened(answer), class_weights(0.97))]
+        targets = [q / sum(targets) for q in targets]
+        terms.append(distilled(before.head_weight @ feature + before.head_bias, targets))
+    (gradient,) = torch.autograd.grad(sum(terms) / len(terms), [before.head_weight])
+    torch.testing.assert_close(after.head_weight.detach(), (before.head_weight - 0.05 * gradient).detach())
 
 
 def test_foster_answers_with_the_two_backbones_of_the_last_task():

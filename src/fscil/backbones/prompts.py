@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fscil.backbones.vit import Backbone, Prefix
+from fscil.errors import UserError
 from fscil.runtime import Runtime
 
 
@@ -74,6 +75,8 @@ def run_deep(backbone: Backbone, tokens: Tensor, prompts: Tensor) -> Tensor:
 
 def blocks_present(blocks: tuple[int, ...], backbone: Backbone) -> tuple[int, ...]:
     """Those of the named blocks that the backbone has."""
+    if any(block < 0 for block in blocks):
+        raise UserError(f"blocks are numbered from 0, got {', '.join(map(str, blocks))}")
     return tuple(block for block in blocks if block < backbone.depth)
 
 

@@ -29,7 +29,7 @@ GLOSSARY: dict[str, str] = {  # by the title of a column
     "Trainable": "Numbers that the method trains.",
     "Stored images": "Training images that the method keeps for later tasks.",
     "Minutes": "Time of all tasks, evaluation included; parts that another run had trained are not counted.",
-    "Seconds": "The same in seconds.",
+    "Seconds": "Time of all tasks in seconds, evaluation included; parts that another run had trained are not counted.",
     "Passes": "Images that a run sends through the backbone, in forward passes; a training pass counts as 2.3.",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -20,9 +20,12 @@ class RunKeeper(Keeper):
     removed once its own checkpoint is written.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], fingerprint: str = "", writes: bool = True):
+    def __init__(
+        self, folder: str | os.PathLike[str], fingerprint: str = "", writes: bool = True, older: Collection[str] = ()
+    ):
         self.folder = Path(folder)
         self.fingerprint = fingerprint  # of the configuration: progress of another one is not picked up
+        self.older = older  # further fingerprints of the same configuration
         self.writes = writes  # of several processes only one does
         self.task = 0
 
@@ -35,7 +38,7 @@ class RunKeeper(Keeper):
         if not path.exists():
             return None
         tensors, meta = load_tensors(path)
-        return tensors if meta.get("fingerprint") == self.fingerprint else None
+        return tensors if meta.get("fingerprint") in (self.fingerprint, *self.older) else None
 
     def save(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
         if self.writes:

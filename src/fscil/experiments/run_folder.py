@@ -146,7 +146,7 @@ class RunRecord:
             return
         last = self.checkpoint(len(self.lines) - 1)
         tensors, meta = load_tensors(last)
-        if meta.get("fingerprint") != self.config.fingerprint():
+        if meta.get("fingerprint") not in self.config.fingerprints():
             raise UserError(f'"{last}" belongs to a run of another configuration')
         check_finite(tensors, f'"{last}"')
         try:
@@ -262,7 +262,8 @@ class HashedKeeper(RunKeeper, Keeper):
     DIGEST = "sha256"  # in a file, as a tensor of bytes
 
     def __init__(self, record: RunRecord):
-        super().__init__(record.folder / "checkpoints", record.config.fingerprint(), writes=record.runtime.is_main)
+        config, writes = record.config, record.runtime.is_main
+        super().__init__(record.folder / "checkpoints", config.fingerprint(), writes, config.fingerprints())
         self.record = record
 
     def save(self, stage: str, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fscil.config import RunConfig, complete, differences, read_config
+from fscil.config import RunConfig, as_made, complete, differences, read_config
 from fscil.data.manifests import TEST, TRAIN, Manifest
 from fscil.data.shots import Ledger, load_ledger, read_shots, seeded_shots
 from fscil.display import LiveDisplay
@@ -27,7 +27,7 @@ from fscil.evaluation.hashes import METRICS, RESULTS, RunHashes
 from fscil.experiments.environment import environment
 from fscil.experiments.run import Examination, Parts, assemble, make_runtime
 from fscil.experiments.run_folder import json_able
-from fscil.files import load_tensors, read_json
+from fscil.files import load_tensors, read_json, refuse_links
 from fscil.reading import read_text
 from fscil.strict import conform
 
@@ -138,6 +138,7 @@ class StoredRun:
 
 
 def _files(run: StoredRun) -> str:
+    refuse_links(run.folder)
     hashes = RunHashes.read(run.folder)
     if hashes is None:
         raise LeftOut("unhashed: a run from before there were hashes")
@@ -149,12 +150,15 @@ def _files(run: StoredRun) -> str:
 
 
 def _settings(run: StoredRun) -> str:
-    changed = differences(run.config, complete(run.results["config"]))
+    stored = complete(as_made(run.results["config"]))
+    changed = differences(run.config, stored)
+    if run.config.recipe != stored.recipe:  # says whether the run was a quick look
+        changed.append(f"recipe: {run.config.recipe} -> {stored.recipe}")
     if changed:
         raise Failed(f"config.yaml and results.json differ ({changed[0]})")
     parts = [("predictions", t) for t in range(len(run.sessions))] + [("checkpoints", t) for t in run.checkpoints()]
     marks = {run.tensors(*part)[1].get("fingerprint") for part in parts}
-    if len(marks) > 1:
+    if len(marks) > 1 and not marks <= {*run.config.fingerprints()}:  # a run of 0.1 may be finished by a later version
         raise Failed(f"predictions and checkpoints are of {len(marks)} different configurations")
     return f"config.yaml, results.json and {len(parts)} files of predictions and checkpoints agree"
 
@@ -186,7 +190,11 @@ def _shots(run: StoredRun) -> str:
         for name, listed in ledger.items():
             if not set(listed) <= set(images[name]) or len(set(listed)) < len(listed):
                 raise Failed(f'task {task}: a shot of "{name}" is listed twice, or is none of its training images')
-    count = sum(len(listed) for ledger in run.shots.values() for listed in ledger.values())
+    counts = {task: sum(map(len, ledger.values())) for task, ledger in run.shots.items()}
+    for task, count in counts.items():
+        if (said := run.results["stream"]["training_images"][task]) != count:
+            raise Failed(f"task {task} has {count} shots, results.json says {said}")
+    count = sum(counts.values())
     skipped = run.results["stream"]["about"].get("skipped")
     if data.sampler != "seeded" or data.shots_file or data.validation or skipped or data.shots is None:
         return f"{count} training images of their classes"
@@ -265,6 +273,10 @@ def _results(run: StoredRun) -> str:
     counts = metrics.confusion(tensors["labels"].numpy(), tensors["top"][:, 0].numpy(), sessions[-1]["seen"])
     if counts.tolist() != results["confusion"]:
         raise Failed("the confusion matrix is not that of the last predictions")
+    facts = {"classes_seen": [session["seen"] for session in sessions], "test_images": len(tensors["labels"])}
+    for key, value in facts.items():
+        if results["stream"][key] != value:
+            raise Failed(f"{key} in results.json are not those of its sessions")
     return f"A_avg {summary['A_avg']:.2f} and {len(summary) - 1} more follow from the sessions"
 
 

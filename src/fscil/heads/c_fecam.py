@@ -14,13 +14,14 @@ from torch.nn import functional as F
 
 from fscil.heads.fecam import FeCAM, FeCAMOptions
 from fscil.maths.calibrating import likeness
+from fscil.strict import NotNegative, Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class CFeCAMOptions(FeCAMOptions):
-    alpha: float = 0.9  # share of the shots in the mean: 0.75 on CIFAR100
-    beta: float = 1.0  # factor on both covariances
-    sharpness: float = 16.0
+    alpha: Share = 0.9  # share of the shots in the mean: 0.75 on CIFAR100
+    beta: NotNegative = 1.0  # factor on both covariances
+    sharpness: NotNegative = 16.0
 
 
 class CFeCAM(FeCAM):

@@ -19,14 +19,15 @@ from fscil.heads.ranpac import RanPAC, RanPACOptions
 from fscil.maths.calibrating import likeness
 from fscil.maths.prototypes import class_covariances, class_means
 from fscil.runtime import Runtime
+from fscil.strict import Natural, NotNegative, Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class CRanPACOptions(RanPACOptions):
-    alpha: float = 0.9  # share of the shots in the mean: 0.75 on CIFAR100
-    beta: float = 0.5  # factor on both covariances
-    sharpness: float = 16.0
-    draws: int = 800
+    alpha: Share = 0.9  # share of the shots in the mean: 0.75 on CIFAR100
+    beta: NotNegative = 0.5  # factor on both covariances
+    sharpness: NotNegative = 16.0
+    draws: Natural = 800
 
 
 class CRanPAC(RanPAC):

@@ -25,7 +25,7 @@ from fscil.heads.base import Head, Lesson, Linear, LinearScores
 from fscil.heads.remembered import Remembered
 from fscil.maths.discriminant import discriminant, pooled_covariance
 from fscil.runtime import Runtime
-from fscil.strict import require
+from fscil.strict import NotNegative, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ClosedFormOptions:
     views: int = 0  # augmented views per shot
     views_share: float = 0.5  # of the views in the mean of a shot; the rest is the plain feature
     features: Literal["raw", "unit"] = "raw"  # unit: L2-normalised before everything
-    trained: float | None = None  # T: the heads of the base task rank the base classes too; None: they do not
+    trained: NotNegative | None = None  # T: the heads of the base task rank the base classes too; None: they do not
 
     def __post_init__(self) -> None:
         require(0 <= self.shrinkage <= 1, "shrinkage", self.shrinkage, "between 0 and 1")

@@ -82,7 +82,9 @@ def gaussian_features(known: KnownClasses, classes: Tensor, z: Tensor, o: MPCCOp
     half = o.features_per_class // 2
     centred = known.has_second_centre(classes, o.second_centre)
     if o.density_filter:  # the groups around either centre are filtered apart
-        halves = torch.cat([densest_half(part, half) for part in z.chunk(2, 1)], 1)
+        around_prototype, around_row = z.chunk(2, 1)
+        rest = o.features_per_class - half
+        halves = torch.cat([densest_half(around_prototype, half), densest_half(around_row, rest)], 1)
         z = torch.where(centred.view(-1, 1, 1), halves, densest_half(z, o.features_per_class))
     noise = known.roots.apply(known.donor[classes], z)
     means = known.prototypes[classes][:, None].repeat(1, o.features_per_class, 1)

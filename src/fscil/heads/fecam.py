@@ -16,11 +16,12 @@ from torch.nn import functional as F
 from fscil.heads.kept import KeptFeatures
 from fscil.maths.calibrating import correlation
 from fscil.maths.prototypes import class_covariances, class_means
+from fscil.strict import NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeCAMOptions:
-    shrinkage: float = 1.0  # α, of the mean variance, added to the diagonal
+    shrinkage: NotNegative = 1.0  # α, of the mean variance, added to the diagonal
 
 
 class FeCAM(KeptFeatures):

@@ -16,13 +16,14 @@ from torch import Tensor
 from fscil.heads.kept import KeptFeatures
 from fscil.maths.prototypes import class_means
 from fscil.maths.random_features import fourier
+from fscil.strict import Natural, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class KLDAOptions:
-    dimensions: int = 5000  # D
-    bandwidth: float = 1e-4  # σ of the kernel exp(−σ ‖x − x'‖²)
-    ensemble: int = 5
+    dimensions: Natural = 5000  # D
+    bandwidth: Positive = 1e-4  # σ of the kernel exp(−σ ‖x − x'‖²)
+    ensemble: Natural = 5
 
 
 class KLDA(KeptFeatures):

@@ -23,7 +23,7 @@ from fscil.maths.gaussians import Roots, class_roots, covariance_roots
 from fscil.maths.margins import cosine_schedule, margin_loss, rotation
 from fscil.maths.prototypes import combine_moments, nearest_rows
 from fscil.runtime import Runtime
-from fscil.strict import require
+from fscil.strict import Natural, NotNegative, Share, require
 
 ROOT_PARTS = ("packed", "basis", "spread", "floor")
 
@@ -35,10 +35,10 @@ class MPCCOptions(PrototypeOptions):
     margin: float = 0.2
     epochs: int = 5  # [9.10]
     lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 5e-4
     batch_size: int = 256
-    features_per_class: int = 256
+    features_per_class: Natural = 256
     real_features: Literal["ceil", "exact"] = "ceil"  # ceil(256/K)·K real features per new class, or cut to 256 [9.11]
     views: int | None = None  # augmented passes per shot, made once for all epochs; None: fresh ones each epoch
     density_filter: bool = True  # keep the denser half of a double draw [9.12]
@@ -46,7 +46,7 @@ class MPCCOptions(PrototypeOptions):
     borrow_from: Literal["base", "all"] = "base"  # whose covariance a new class borrows [9.15]
     initial_classifier: Literal["prototypes", "trained"] = "prototypes"  # base rows at the first few-shot task [9.7]
     covariance: Literal["unbiased", "biased"] = "unbiased"  # divide by N − 1 or by N [9.9]
-    covariance_eps: float = 1e-3  # added to the diagonal, times ten until Cholesky succeeds [9.9]
+    covariance_eps: NotNegative = 1e-3  # added to the diagonal, times ten until Cholesky succeeds [9.9]
     covariance_form: Literal["auto", "full", "low_rank"] = "auto"  # the smaller exact square root, or the one named
 
     def __post_init__(self) -> None:

@@ -18,13 +18,14 @@ from torch import Tensor
 from fscil.heads.base import Head, Lesson, check_spread
 from fscil.maths.discriminant import pooled_covariance, shrink
 from fscil.runtime import Runtime
+from fscil.strict import NotNegative, Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class PLDAOptions:
-    shrinkage: float = 0.3  # α, of the covariance within classes
-    between_shrinkage: float = 0.5  # b: l ← (1 − b) l + b mean(l)
-    between_scale: float = 1.0  # k, a factor on l
+    shrinkage: Share = 0.3  # α, of the covariance within classes
+    between_shrinkage: Share = 0.5  # b: l ← (1 − b) l + b mean(l)
+    between_scale: NotNegative = 1.0  # k, a factor on l
 
 
 class PLDA(Head):

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fscil.heads.base import Head, Lesson, Linear
 from fscil.maths.margins import cosine
 from fscil.runtime import Runtime
+from fscil.strict import Positive
 
 PROTOTYPE_VIEW = 999  # the number of the view that prototypes average with prototype_views=train
 
@@ -24,7 +25,7 @@ PROTOTYPE_VIEW = 999  # the number of the view that prototypes average with prot
 class PrototypeOptions:
     """Numbers in brackets are the open choices of methods.md, section 9."""
 
-    scale: float = 16.0  # s: shapes the softmax of the scores, not their order
+    scale: Positive = 16.0  # s: shapes the softmax of the scores, not their order
     rows: Literal["unit", "raw"] = "unit"  # norm of prototypes used as classifier rows [9.28]
     prototype_views: Literal["test", "train"] = "test"  # transform of the images that prototypes average [9.13]
 

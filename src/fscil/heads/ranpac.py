@@ -22,6 +22,7 @@ from fscil.heads.base import Lesson
 from fscil.heads.kept import KeptFeatures
 from fscil.maths.random_features import best_ridge, rectified, ridge_weights
 from fscil.runtime import Runtime
+from fscil.strict import Natural, Positive
 
 RIDGES = [10.0**power for power in range(-8, 9)]
 CHUNK = 4096  # images whose random features are held at once
@@ -29,9 +30,9 @@ CHUNK = 4096  # images whose random features are held at once
 
 @dataclass(frozen=True, kw_only=True)
 class RanPACOptions:
-    projections: int = 10_000  # M
+    projections: Natural = 10_000  # M
     form: Literal["released", "balanced"] = "released"  # images or classes weigh the same
-    ridge: float | None = None  # λ; None: by the error on the last 20 % of each task's images (balanced: the base's)
+    ridge: Positive | None = None  # λ; None: by the error on the last 20 % of each task's images (balanced: the base's)
 
 
 class RanPAC(KeptFeatures):

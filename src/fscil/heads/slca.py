@@ -18,17 +18,18 @@ from fscil.heads.base import Head, Lesson, Linear
 from fscil.maths.gaussians import Roots, packed_roots
 from fscil.maths.margins import cosine_schedule
 from fscil.runtime import Runtime
+from fscil.strict import Natural, NotNegative, Positive, Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class SLCAOptions:
     epochs: int = 5
     lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    draws: int = 256  # per class and epoch, and the size of a batch
-    temperature: float = 0.1  # of the normalised logits
-    covariance_eps: float = 1e-3  # added to the diagonal
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 5e-4
+    draws: Natural = 256  # per class and epoch, and the size of a batch
+    temperature: Positive = 0.1  # of the normalised logits
+    covariance_eps: NotNegative = 1e-3  # added to the diagonal
 
 
 class SLCA(Head):

@@ -24,19 +24,20 @@ from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.methods.sizes import Sizes
 from fscil.methods.training import Batch, train
 from fscil.runtime import Runtime
+from fscil.strict import NotNegative, Positive, Share, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class ADBSOptions(AdapterOptions):
     """Hyper-parameters of ADBS (methods.md 7.12; values of SMP's port)."""
 
-    scale: float = 16.0  # T
+    scale: Positive = 16.0  # T
     adaptive: bool = True  # learn the scales; False keeps all of them at 1
-    alpha: float = 0.01  # weight of the inter-class constraint (`reg_alpha`; (R) for the port)
-    learn_steps: int = 20  # full-batch steps per few-shot task: 20 in SMP's port; 10 CIFAR, 1 CUB, 6 mini originally
+    alpha: NotNegative = 0.01  # weight of the inter-class constraint (`reg_alpha`; (R) for the port)
+    learn_steps: Whole = 20  # full-batch steps per few-shot task: 20 in SMP's port; 10 CIFAR, 1 CUB, 6 mini originally
     learn_lr: float = 0.01  # (R) for the port; originally 0.01 (CIFAR, CUB) or 0.1 (mini)
-    learn_momentum: float = 0.9
-    learn_dampening: float = 0.9
+    learn_momentum: Share = 0.9
+    learn_dampening: Share = 0.9
     learn_views: Literal["augmented", "plain"] = "augmented"  # of the shots: new ones each step, or the prototypes'
 
     earlier: ClassVar[dict[str, Any]] = {"learn_views": "plain"}  # what runs did before the option was there

@@ -21,13 +21,14 @@ from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
 from fscil.methods.families.adapters import AdapterOptions
 from fscil.methods.represented import Represented
 from fscil.runtime import Runtime
+from fscil.strict import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class APEROptions(AdapterOptions):
     """The library's LoRA baseline adapts the backbone, where the release has AdaptFormer, SSF or VPT."""
 
-    scale: float = 1.0  # of the base loss, as the baseline's
+    scale: Positive = 1.0  # of the base loss, as the baseline's
     learnable_scale: bool = True
 
 

@@ -31,6 +31,7 @@ from fscil.methods.families.prompts import FrozenFeatures, updated_means
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime, keyed_seed
+from fscil.strict import Natural, NotNegative, Share
 
 STD_SHIFT = 5.0  # σ = softplus(map − 5): almost no noise at the start
 
@@ -40,17 +41,17 @@ class ASPOptions:
     """The values released for CIFAR100."""
 
     tokens: int = 6  # n, prompt tokens per block, half invariant and half specific; 20 for ImageNet-R
-    hidden: int = 256  # width between the two linear maps of the prompt encoder
-    average_weight: float = 0.8  # α, share of the average prompt in the specific one
-    average_momentum: float = 0.99  # of the average at a new task (EMA)
-    perturbation: float = 1.0  # standard deviation of ε in training; 0: no noise
-    anchor_weight: float = 0.1  # 0: no anchors
-    kl_weight: float = 0.001  # 0: no KL term
+    hidden: Natural = 256  # width between the two linear maps of the prompt encoder
+    average_weight: Share = 0.8  # α, share of the average prompt in the specific one
+    average_momentum: Share = 0.99  # of the average at a new task (EMA)
+    perturbation: NotNegative = 1.0  # standard deviation of ε in training; 0: no noise
+    anchor_weight: NotNegative = 0.1  # 0: no anchors
+    kl_weight: NotNegative = 0.001  # 0: no KL term
     epochs: int = 20
     batch_size: int = 48
     lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 5e-4  # 5e-3 for ImageNet-R and CUB200
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 5e-4  # 5e-3 for ImageNet-R and CUB200
 
     def __post_init__(self) -> None:
         if self.tokens < 2 or self.tokens % 2:

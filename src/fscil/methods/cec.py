@@ -28,25 +28,26 @@ from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Group, Schedule, train
 from fscil.runtime import Runtime
+from fscil.strict import Natural, NotNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class CECOptions(AdapterOptions):
     """Hyper-parameters of CEC (methods.md 7.3); stage 1 follows the baseline's recipe at a fixed scale (R)."""
 
-    scale: float = 16.0  # temperature of both stages
+    scale: Positive = 16.0  # temperature of both stages
     attention: bool = True  # False: plain prototypes after stage 2
     pseudo_classes: bool = True  # rotated copies of the episode's classes as new ones
     episode_epochs: int = 100  # 0: no stage 2
-    episodes: int = 50  # per epoch
-    way: int = 15  # base classes per episode (all of them when there are fewer)
-    shots: int = 1
-    queries: int = 15  # per class; 10 on CUB
+    episodes: Natural = 50  # per epoch
+    way: Natural = 15  # base classes per episode (all of them when there are fewer)
+    shots: Natural = 1
+    queries: Natural = 15  # per class; 10 on CUB
     encoder_lr: float = 2e-4  # of the LoRA set in stage 2 (R); originally 2e-3 (CIFAR) or 2e-4 for the CNN
     attention_lr: float = 2e-4
-    episode_weight_decay: float = 5e-4
-    lr_step: int = 20  # epochs after which both rates are multiplied by lr_gamma
-    lr_gamma: float = 0.5
+    episode_weight_decay: NotNegative = 5e-4
+    lr_step: Natural = 20  # epochs after which both rates are multiplied by lr_gamma
+    lr_gamma: NotNegative = 0.5
 
 
 class CEC(AdapterMethod):

@@ -33,6 +33,7 @@ from fscil.methods.families.adapters import AdapterOptions
 from fscil.methods.represented import Represented
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.runtime import Runtime
+from fscil.strict import NotNegative, Positive, Share, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +42,15 @@ class ChordOptions(AdapterOptions):
 
     lr: float = 0.03  # three times that of SMP
     margins: tuple[float, ...] = (-0.1, 0.2)  # of the adapter sets
-    scale: float = 16.0  # of the base loss
+    scale: Positive = 16.0  # of the base loss
     frozen: bool = True  # the pretrained features as a further space
     form: Literal["spaces", "merged"] = "spaces"  # merged: the sets averaged into one, a single pass and space
     # the head (heads/closed_form.py)
-    shrinkage: float = 0.5
-    correction: float = 0.9
-    views: int = 0
-    views_share: float = 0.3
-    trained: float | None = 0.3  # T: how much the discriminant counts beside the trained heads among base classes
+    shrinkage: Share = 0.5
+    correction: NotNegative = 0.9
+    views: Whole = 0
+    views_share: Share = 0.3
+    trained: NotNegative | None = 0.3  # T: how much the discriminant counts beside the trained heads among base classes
 
     def __post_init__(self) -> None:
         if not self.margins:

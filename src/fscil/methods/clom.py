@@ -23,19 +23,20 @@ from fscil.methods.families.adapter_sets import PLAIN_STAGE
 from fscil.methods.families.adapters import AdapterMethod, AdapterOptions, merged_means
 from fscil.methods.training import Batch, train
 from fscil.runtime import Runtime
+from fscil.strict import Natural, NotNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class CLOMOptions(AdapterOptions):
     """Hyper-parameters of CLOM (methods.md 7.10; the margins of the port are (R))."""
 
-    scale: float = 16.0  # T of both heads
+    scale: Positive = 16.0  # T of both heads
     margin_average: float = -0.2  # a of the main head: margin of a pair of average similarity
     margin_upper: float = -0.5  # b: margin at similarity 1; CUB originally -0.25
     mapped_average: float = 0.1  # a of the mapped head; CUB originally 0.3
     mapped_upper: float = 0.2  # b; CUB originally 0.6
-    mapped_weight: float = 1.0  # of the mapped head's loss; CUB originally 0.01
-    mapped_dim: int = 512  # D: 512 in SMP's port; originally 256 CIFAR, 8192 CUB, 4096 mini
+    mapped_weight: NotNegative = 1.0  # of the mapped head's loss; CUB originally 0.01
+    mapped_dim: Natural = 512  # D: 512 in SMP's port; originally 256 CIFAR, 8192 CUB, 4096 mini
     class_relations: bool = True  # pairwise margins; False: m = a off the true class's cosine
 
 

@@ -21,6 +21,7 @@ from fscil.errors import UserError
 from fscil.maths.prompting import component_weights, gram_schmidt, orthogonality
 from fscil.methods.families.prompts import Prompted, PromptedOptions
 from fscil.runtime import Runtime
+from fscil.strict import NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class CodaOptions(PromptedOptions):
     length: int = 8  # rows of a component: the first half keys, the second half values
     expected_tasks: int = 9  # each adds components // expected_tasks; tasks beyond them train the head alone
     freeze_earlier: bool = True  # components of earlier tasks are used but not trained
-    orthogonality: float = 0.0  # weight of mean((X Xᵀ − I)²) over keys, attention and components
+    orthogonality: NotNegative = 0.0  # weight of mean((X Xᵀ − I)²) over keys, attention and components
     batch_size: int = 128
     decay: Literal["constant", "cosine", "coda"] = "coda"
 

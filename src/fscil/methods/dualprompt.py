@@ -19,6 +19,7 @@ from fscil.errors import UserError
 from fscil.maths.prompting import key_pull
 from fscil.methods.families.prompts import Prompted, PromptedOptions
 from fscil.runtime import Runtime
+from fscil.strict import Natural, NotNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +29,18 @@ class DualPromptOptions(PromptedOptions):
     Blocks that the backbone has not are left out.
     """
 
-    general_length: int = 5
+    general_length: Natural = 5
     general_blocks: tuple[int, ...] = (0, 1)
-    expert_length: int = 5  # 20 for ImageNet-R
+    expert_length: Natural = 5  # 20 for ImageNet-R
     expert_blocks: tuple[int, ...] = (2, 3, 4)
     expected_tasks: int = 10  # E-prompts in the pool, one per task; tasks beyond them train the nearest ones
     copy_previous: bool = True  # a task's E-prompt starts as the previous task's; keys do not
-    pull: float = 1.0  # weight of the term that draws keys to queries (LAMDA-PILOT: 0.1)
+    pull: NotNegative = 1.0  # weight of the term that draws keys to queries (LAMDA-PILOT: 0.1)
     vote_in_training: bool = True  # beyond the pool: one E-prompt for the whole batch, the one chosen most often
     vote_at_test: bool = False  # the same at test time; predictions then depend on the batch
     batch_size: int = 24
     lr: float = 0.0028125  # 0.03 · 24 / 256
-    clip: float | None = 1.0
+    clip: Positive | None = 1.0
 
     def __post_init__(self) -> None:
         if self.expected_tasks < 1:

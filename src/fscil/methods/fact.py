@@ -28,6 +28,7 @@ from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, train
 from fscil.runtime import Runtime, keyed_seed
+from fscil.strict import Natural, NotNegative, Positive, Share, Whole
 
 MASKED = -1e9  # logit of a class that must not be chosen
 
@@ -36,24 +37,25 @@ MASKED = -1e9  # logit of a class that must not be chosen
 class FACTOptions(AdapterOptions):
     """Hyper-parameters of FACT (methods.md 7.4)."""
 
-    scale: float = 16.0  # temperature
+    scale: Positive = 16.0  # temperature
     expected_classes: int | None = None  # all classes the stream will have; None: base classes + virtual_classes
     virtual_classes: int = 40  # rows reserved when expected_classes is not given
-    tied: int = 3  # base classes that each virtual class is tied to
+    tied: Natural = 3  # base classes that each virtual class is tied to
     # How L2 keeps to the virtual classes tied to an image's own: others are out, or, as released, their logits are
     # multiplied by 0, so that one of them is chosen where all tied ones are negative.
     mask: Literal["strict", "multiplied"] = "strict"
     virtual_rows: Literal["trained", "frozen"] = "trained"  # of L3, L4 and the scores: a trained copy, or L2's own
-    gamma: float = 0.001  # weight of L2 + L3 + L4: 0.001 CIFAR, 0.01 CUB and mini
+    gamma: NotNegative = 0.001  # weight of L2 + L3 + L4: 0.001 CIFAR, 0.01 CUB and mini
     terms: tuple[Literal["masked", "mixed_virtual", "mixed_base"], ...] = ("masked", "mixed_virtual", "mixed_base")
-    first_epoch: int = 0  # epoch from which they count (`loss_iter`): 0 CIFAR and CUB, 150 of 1000 mini
-    mixup: float = 0.5  # α of λ ~ Beta(α, α), one per batch; CUB 2.0
-    mix_block: int | None = None  # tokens are mixed after this many blocks; None: half of them (R: 6 of 12)
-    eta: float = 0.1  # share of the prediction through the virtual classes
-    top_virtual: int = 40  # virtual classes that count at inference
+    first_epoch: Whole = 0  # epoch from which they count (`loss_iter`): 0 CIFAR and CUB, 150 of 1000 mini
+    mixup: Positive = 0.5  # α of λ ~ Beta(α, α), one per batch; CUB 2.0
+    mix_block: Whole | None = None  # tokens are mixed after this many blocks; None: half of them (R: 6 of 12)
+    eta: Share = 0.1  # share of the prediction through the virtual classes
+    top_virtual: Natural = 40  # virtual classes that count at inference
     similarity: Literal["released", "cosine"] = "released"  # prototypes scaled per feature (a quirk) or per class
 
-    earlier: ClassVar[dict[str, Any]] = {"virtual_rows": "frozen"}  # what runs did before the option was there
+    # what runs did before these options were there
+    earlier: ClassVar[dict[str, Any]] = {"virtual_rows": "frozen", "mask": "strict"}
 
 
 class FACT(AdapterMethod):

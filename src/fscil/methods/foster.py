@@ -13,7 +13,7 @@ Stored images: this method keeps some, against the setting of the SMP paper; `st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,9 @@ from fscil.methods.families.exemplars import ExemplarMethod, ExemplarOptions, fr
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
+from fscil.strict import Between, NotNegative, Positive, Share
 
+Decay = Annotated[float, Between(0, 1 - 1e-9)]  # 1 would weigh classes by 0 / 0
 PRACTICALLY_INFINITE = 10**6  # images: 1 − β^n is 1 to the last bit
 
 
@@ -38,14 +40,14 @@ class FOSTEROptions(ExemplarOptions):
     epochs: int = 20
     batch_size: int = 32
     lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 5e-4
     boosting_epochs: int = 20  # of a few-shot task, two ViTs; lr and weight decay as in the base task
     compression_epochs: int = 20  # two ViTs teach one; same lr, no weight decay
-    temperature: float = 2.0  # of both distillations
-    distillation: float = 1.0  # weight of the one in boosting (`lambda_okd`)
-    boosting_beta: float = 0.96  # β₁ of the class weights in boosting
-    compression_beta: float = 0.97  # β₂ of those in compression
+    temperature: Positive = 2.0  # of both distillations
+    distillation: NotNegative = 1.0  # weight of the one in boosting (`lambda_okd`)
+    boosting_beta: Decay = 0.96  # β₁ of the class weights in boosting
+    compression_beta: Decay = 0.97  # β₂ of those in compression
     # What the class weights count: what the published code takes for images (the budget for every old class, and for
     # new ones a sum of indices, so large that it might as well be infinite), or the images there are.
     weight_counts: Literal["published", "images"] = "published"

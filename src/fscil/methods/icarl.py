@@ -27,6 +27,7 @@ from fscil.methods.families.exemplars import ExemplarMethod, ExemplarOptions, fr
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
+from fscil.strict import NotNegative, Positive, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +37,14 @@ class ICaRLOptions(ExemplarOptions):
     epochs: int = 20
     batch_size: int = 128  # 32 on ImageNet-R
     lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 5e-4
     learn_epochs: int = 20  # of a few-shot task
     learn_lr: float = 1e-3
-    learn_weight_decay: float = 2e-4
+    learn_weight_decay: NotNegative = 2e-4
     milestones: tuple[int, ...] = (60, 120, 170)  # epochs at which the rate drops to a tenth; never reached in 20
-    temperature: float = 2.0  # of the distillation
-    distillation: float = 1.0  # its weight
+    temperature: Positive = 2.0  # of the distillation
+    distillation: NotNegative = 1.0  # its weight
     classifier: Literal["nearest_mean", "linear"] = "nearest_mean"  # which one is evaluated; both are learned
 
 

@@ -18,6 +18,7 @@ from fscil.errors import UserError
 from fscil.maths.prompting import key_pull
 from fscil.methods.families.prompts import Prompted, PromptedOptions
 from fscil.runtime import Runtime
+from fscil.strict import Natural, NotNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,13 @@ class L2POptions(PromptedOptions):
     """The values of the PyTorch ports; the JAX original has length 10, top 4 and pull 1."""
 
     pool_size: int = 10
-    length: int = 5  # tokens of a prompt
+    length: Natural = 5  # tokens of a prompt
     top: int = 5  # prompts per image
-    pull: float = 0.1  # weight of the term that draws chosen keys to their queries
+    pull: NotNegative = 0.1  # weight of the term that draws chosen keys to their queries
     vote_in_training: bool = True  # every image of a batch gets the prompts chosen most often in it
     vote_at_test: bool = False  # the same at test time; predictions then depend on the batch
     lr: float = 0.001875  # 0.03 · 16 / 256
-    clip: float | None = 1.0
+    clip: Positive | None = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.top <= self.pool_size:

@@ -20,16 +20,17 @@ from fscil.maths.margins import cosine
 from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
 from fscil.methods.families.adapters import AdapterMethod, AdapterOptions
 from fscil.runtime import Runtime
+from fscil.strict import NotNegative, Positive, Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class TEENOptions(AdapterOptions):
     """Hyper-parameters of TEEN (methods.md 7.5)."""
 
-    scale: float = 16.0  # temperature of the base loss: 16 CIFAR, 32 CUB and mini
+    scale: Positive = 16.0  # temperature of the base loss: 16 CIFAR, 32 CUB and mini
     learnable_scale: bool = False  # True, from scale 1: the baseline's adapters
-    tau: float = 16.0  # sharpness of the weights over base classes
-    alpha: float = 0.5  # share of the base side: 0.5 CUB and ImageNet-R, 0.1 CIFAR
+    tau: NotNegative = 16.0  # sharpness of the weights over base classes
+    alpha: Share = 0.5  # share of the base side: 0.5 CUB and ImageNet-R, 0.1 CIFAR
 
 
 class TEEN(AdapterMethod):

@@ -6,7 +6,11 @@ decoder from the bytes of the table.
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 
@@ -44,9 +48,13 @@ def _load(full: str, name: str, config: DataConfig) -> Any:
     except ImportError as error:
         raise UserError(f'dataset {full} needs the package datasets: pip install "fscil[hf]"') from error
     path, _, subset = name.partition(":")
-    root = place_of(full, config)
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
+        raise UserError(f'dataset {full}: there is no folder "{path}"')
+    root, before = place_of(full, config), datasets.config.HF_HUB_OFFLINE
+    offline = before or not (may_fetch(config) and _hub_has_a_name())
     try:
-        quiet = datasets.DownloadConfig(local_files_only=not may_fetch(config), max_retries=1)
+        datasets.config.HF_HUB_OFFLINE = offline
+        quiet = datasets.DownloadConfig(local_files_only=offline, max_retries=1)
         found = datasets.load_dataset(path, subset or None, cache_dir=str(root), download_config=quiet)
     except Exception as error:  # datasets raises what the network, the hub and the files raise
         said = " ".join(str(error).split())[:200]
@@ -54,7 +62,20 @@ def _load(full: str, name: str, config: DataConfig) -> Any:
             f"dataset {full} could not be read ({type(error).__name__}: {said}). Check the name; without a network, "
             f'copy "{root}" from a machine where `fscil fetch {full}` ran, or name a local folder as hf:./FOLDER'
         ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
     return found
+
+
+def _hub_has_a_name() -> bool:
+    """Whether the hub can be found; where not, its client would try for half a minute, a line each time."""
+    from huggingface_hub import constants
+
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
+    except OSError:
+        return bool(getproxies())  # a proxy may know it
+    return True
 
 
 def _image_column(full: str, config: DataConfig, features: Any) -> str:

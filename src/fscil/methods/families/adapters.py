@@ -17,6 +17,7 @@ from fscil.methods.base import Method
 from fscil.methods.families.adapter_sets import initial_rows
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
+from fscil.strict import NotNegative, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,9 @@ class AdapterOptions:
     epochs: int = 20
     batch_size: int = 48  # 24 on ImageNet-R and CUB200
     lr: float = 0.01
-    momentum: float = 0.9
+    momentum: Share = 0.9
     nesterov: bool = False  # the CNN originals use it
-    weight_decay: float = 5e-4  # 5e-3 on ImageNet-R and CUB200
+    weight_decay: NotNegative = 5e-4  # 5e-3 on ImageNet-R and CUB200
 
     @property
     def schedule(self) -> Schedule:

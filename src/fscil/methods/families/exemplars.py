@@ -17,6 +17,7 @@ from fscil.data.pixels import ImageStore, Pixels
 from fscil.methods.base import Method
 from fscil.methods.sizes import Sizes
 from fscil.runtime import Place, Runtime
+from fscil.strict import Natural
 
 
 def herding(features: Tensor, count: int) -> Tensor:
@@ -90,8 +91,8 @@ class ExemplarOptions:
     """How many images are stored."""
 
     memory: Literal["per_class", "total"] = "per_class"  # a fixed number per class (R), or a total shared by all seen
-    per_class: int = 20
-    total: int = 2000
+    per_class: Natural = 20
+    total: Natural = 2000
 
     def budget(self, seen: int) -> int:
         """Exemplars of one class when `seen` classes are known; never more than the class has images."""

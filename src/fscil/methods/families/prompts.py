@@ -28,6 +28,7 @@ from fscil.methods.base import Method
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
+from fscil.strict import Positive
 
 PROTOTYPE_SCALE = 16.0  # of the cosine logits, as in the other prototype methods; the arg max does not depend on it
 AFTER_BASE = ("prototypes", "few_shot_epochs", "vote_at_test")  # options that do not change the base model
@@ -43,7 +44,7 @@ class PromptedOptions:
     batch_size: int = 48
     lr: float = 1e-3
     decay: Literal["constant", "cosine", "coda"] = "constant"  # coda: lr · cos(99 π e / (200 (E − 1)))
-    clip: float | None = None  # largest gradient norm
+    clip: Positive | None = None  # largest gradient norm
 
 
 class FrozenFeatures:

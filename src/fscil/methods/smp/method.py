@@ -31,7 +31,7 @@ from fscil.methods.represented import Represented
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
-from fscil.strict import require
+from fscil.strict import Natural, NotNegative, Positive, Share, Whole, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +41,15 @@ class SMPOptions:
     # base task
     adapters: Literal["two", "one"] = "two"  # two sets merged (MIAM), or a single set
     rank: int = 10
-    scale: float = 16.0
+    scale: Positive = 16.0
     learnable_scale: bool = False  # the baseline's: learned from `scale` = 1 [9.17]
     margin: float = 0.2  # of set d (or of the only set)
     margin_g: float = 0.0  # of set g
     epochs: int = 20
     batch_size: int = 48
     lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 5e-4
     training: Literal["joint", "sequential"] = "joint"  # both sets in one pass or one after the other [9.3]
     lora_init: Literal["sparse", "zeros"] = "sparse"  # of B [9.4]
     merge: Literal["fisher", "average"] = "fisher"
@@ -60,16 +60,16 @@ class SMPOptions:
     prototype_views: Literal["test", "train"] = "test"  # transform of the images that prototypes average [9.13]
     rows: Literal["unit", "raw"] = "unit"  # norm of prototypes used as classifier rows [9.28]
     covariance: Literal["unbiased", "biased"] = "unbiased"  # divide by N − 1 or by N [9.9]
-    covariance_eps: float = 1e-3  # added to the diagonal, times ten until Cholesky succeeds [9.9]
+    covariance_eps: NotNegative = 1e-3  # added to the diagonal, times ten until Cholesky succeeds [9.9]
     covariance_form: Literal["auto", "full", "low_rank"] = "auto"  # the smaller exact square root, or the one named
     # few-shot tasks
     calibration: Literal["mpcc", "prototypes", "closed_form"] = "mpcc"
     calibration_epochs: int = 5  # [9.10]
     calibration_lr: float = 1e-3
-    calibration_batch: int = 256
-    calibration_scale: float = 16.0
+    calibration_batch: Natural = 256
+    calibration_scale: Positive = 16.0
     calibration_margin: float | None = None  # None: the margin of set d
-    features_per_class: int = 256
+    features_per_class: Natural = 256
     real_features: Literal["ceil", "exact"] = "ceil"  # ceil(256/K)·K real features per new class, or cut to 256 [9.11]
     views: int | None = None  # augmented passes per shot, made once for all epochs; None: fresh ones each epoch
     density_filter: bool = True  # keep the denser half of a double draw [9.12]
@@ -77,9 +77,9 @@ class SMPOptions:
     borrow_from: Literal["base", "all"] = "base"  # whose covariance a new class borrows [9.15]
     initial_classifier: Literal["prototypes", "trained"] = "prototypes"  # base rows at the first few-shot task [9.7]
     # closed form (methods.md 13)
-    shrinkage: float = 0.3
-    correction: float = 1.0
-    closed_form_views: int = 0
+    shrinkage: Share = 0.3
+    correction: NotNegative = 1.0
+    closed_form_views: Whole = 0
     closed_form_features: Literal["raw", "unit"] = "raw"
 
     def __post_init__(self) -> None:
