@@ -545,6 +545,26 @@ def test_asp_noise_is_standard_normal_and_does_not_depend_on_the_batch(backbone)
     assert not torch.equal(method._noise("image", 4, torch.arange(60)), noise)
 
 
+def test_asp_s_loss_is_the_sum_of_its_parts_written_out(backbone):
+    method = make(ASP, backbone)
+    method.fit_base(BASE)
+    images, labels = ALL.plain([1, 7, 13]).double(), [0, 1, 2]
+    noise, anchors = random(3, DEPTH, 2 * DIM), random(3, DIM)
+    encoded, scale = backbone(images), float(method.scale.detach())
+    inputs = torch.cat([method.invariant[:, 0].expand(3, -1, -1), encoded[:, None].expand(-1, DEPTH, -1)], -1)
+    mean, std = method.mean_map(inputs), (1 + (method.std_map(inputs) - 5).exp()).log()
+    specific = 0.8 * method.average + 0.2 * (mean + std * noise).unflatten(-1, (2, DIM))
+    prompts = torch.cat([method.invariant.expand(3, -1, -1, -1), specific], 2)
+    total = 0.0
+    for feature, label, anchor in zip(run_deep(backbone, backbone.embed(images), prompts), labels, anchors):
+        logits = torch.stack([scale * (feature @ row) / (feature.norm() * row.norm()) for row in method.rows])
+        total += (logits.logsumexp(0) - logits[label]) / 3
+        total += 0.1 * (1 - (feature @ anchor) / (feature.norm() * anchor.norm())) / 3
+    for m, s in zip(mean.flatten(0, 1), std.flatten(0, 1)):  # a row of each image and block
+        total += 0.001 * 0.5 * sum(a**2 + b**2 - 2 * b.log() - 1 for a, b in zip(m, s)) / (3 * DEPTH)
+    torch.testing.assert_close(method.loss(images, torch.tensor(labels), noise, anchors), total)
+
+
 @pytest.mark.parametrize(
     "off", [{"anchor_weight": 0.0}, {"kl_weight": 0.0}, {"average_weight": 0.0}, {"perturbation": 0.0}], ids=str
 )
