@@ -21,7 +21,6 @@ from fscil.methods.families.adapter_sets import (
     AdapterSpec,
     Base,
     fisher_information,
-    train_adapter_sets,
     train_for_seeds,
 )
 from fscil.methods.training import Schedule
@@ -43,7 +42,8 @@ def on_gpu(task: Task) -> Task:
 def trained(device: str, task: Task, batch_size: int = 8, compile: str = "off"):
     place = Runtime.make(device, precision="fp32", seed=1, compile=compile)
     backbone = make_backbone().prepare(place)
-    streams = train_adapter_sets(backbone, task, SPECS, 3, "sparse", Schedule(3, batch_size, RATE, 5e-4), place)
+    plan = AdapterPlan(tuple(SPECS), 3, "sparse", Schedule(3, batch_size, RATE, 5e-4))
+    streams = plan.train(backbone, task, place)
     return place, backbone, streams
 
 

@@ -16,10 +16,10 @@ from fscil.data.transforms import Transform
 from fscil.heads import embeddings
 from fscil.methods.families.adapter_sets import (
     PLAIN_STAGE,
+    AdapterPlan,
     AdapterSpec,
     fisher_information,
     initial_rows,
-    train_adapter_sets,
 )
 from fscil.methods.represented import view_key
 from fscil.methods.smp.method import SMP, SMPOptions
@@ -102,14 +102,8 @@ def run_reference(vit, tasks, fisher):
 def test_package_equals_the_literal_reference(vit, tasks, fisher):
     base, sessions = run_reference(vit, tasks, fisher)
     method = learner(vit, options(fisher=fisher))
-    streams = train_adapter_sets(
-        method.backbone,
-        tasks[0],
-        [AdapterSpec(0.0), AdapterSpec(0.2)],
-        RANK,
-        "sparse",
-        Schedule(2, 8, 0.5, 5e-4),
-        RUNTIME,
+    streams = AdapterPlan((AdapterSpec(0.0), AdapterSpec(0.2)), RANK, "sparse", Schedule(2, 8, 0.5, 5e-4)).train(
+        method.backbone, tasks[0], RUNTIME
     )
     for place, name in enumerate("gd"):
         for layer in range(DEPTH):
@@ -179,8 +173,8 @@ def test_joint_training_equals_separate_trainings(vit, tasks):
     schedule = Schedule(2, 8, 0.5, 5e-4)
     backbone = Backbone(copy.deepcopy(vit), "tiny")
 
-    joint = train_adapter_sets(backbone, tasks[0], specs, RANK, "sparse", schedule, RUNTIME)
-    apart = train_adapter_sets(backbone, tasks[0], specs, RANK, "sparse", schedule, RUNTIME, joint=False)
+    joint = AdapterPlan(tuple(specs), RANK, "sparse", schedule).train(backbone, tasks[0], RUNTIME)
+    apart = AdapterPlan(tuple(specs), RANK, "sparse", schedule).train(backbone, tasks[0], RUNTIME, joint=False)
     torch.testing.assert_close(joint.lora.A, apart.lora.A, rtol=0, atol=1e-10)
     torch.testing.assert_close(joint.lora.B, apart.lora.B, rtol=0, atol=1e-10)
     torch.testing.assert_close(joint.rows, apart.rows, rtol=0, atol=1e-10)
@@ -215,8 +209,8 @@ def test_merge_weights_sum_to_one_in_every_slot(vit, tasks):
 
 def test_fisher_pass_leaves_the_model_as_it_was(vit, tasks):
     backbone = Backbone(copy.deepcopy(vit), "tiny")
-    streams = train_adapter_sets(
-        backbone, tasks[0], [AdapterSpec(0.0), AdapterSpec(0.2)], RANK, "sparse", Schedule(1, 8, 0.5), RUNTIME
+    streams = AdapterPlan((AdapterSpec(0.0), AdapterSpec(0.2)), RANK, "sparse", Schedule(1, 8, 0.5)).train(
+        backbone, tasks[0], RUNTIME
     )
     before = [streams.lora.A.clone(), streams.lora.B.clone(), streams.rows.clone()]
     fisher = fisher_information(backbone, streams, tasks[0], 8, "sample", RUNTIME)
@@ -232,7 +226,7 @@ def test_fisher_pass_leaves_the_model_as_it_was(vit, tasks):
 def test_a_last_batch_filled_up_for_compiled_passes_adds_nothing(vit, tasks, form):
     backbone = Backbone(copy.deepcopy(vit), "tiny")
     plan = [AdapterSpec(0.0), AdapterSpec(0.2)]
-    streams = train_adapter_sets(backbone, tasks[0], plan, RANK, "sparse", Schedule(1, 8, 0.5), RUNTIME)
+    streams = AdapterPlan(tuple(plan), RANK, "sparse", Schedule(1, 8, 0.5)).train(backbone, tasks[0], RUNTIME)
     size = len(tasks[0].labels) // 3 - 1
     assert len(tasks[0].labels) % size and len(tasks[0].labels) % (2 * size)  # batches of unequal size
     padded = fisher_information(backbone, streams, tasks[0], size, form, replace(RUNTIME, compile=True))

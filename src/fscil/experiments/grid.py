@@ -166,7 +166,7 @@ def _base_of(config: RunConfig) -> dict[str, Any]:
 
 
 def _plan_of(config: RunConfig) -> tuple[tuple, list]:
-    """(adapter sets that a run's method trains by `train_adapter_sets`, how they are trained), in plain values."""
+    """(adapter sets that a run's method trains by `AdapterPlan.train`, how they are trained), in plain values."""
     from fscil.registry import method_class
 
     cls: type[Method] = method_class(config.method)

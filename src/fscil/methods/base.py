@@ -67,7 +67,7 @@ class Method(nn.Module):
 
     @classmethod
     def adapter_plan(cls, options: Any) -> AdapterPlan | None:
-        """The adapter sets that `fit_base` trains by `train_adapter_sets`, if it does: runs may share a pass."""
+        """The adapter sets that `fit_base` trains by `AdapterPlan.train`, if it does: runs may share a pass."""
         return None
 
     @classmethod

@@ -80,7 +80,16 @@ class AdapterPlan:
     schedule: Schedule
 
     def train(self, backbone: Backbone, task: Task, runtime: Runtime, joint: bool = True) -> AdapterSets:
-        return train_adapter_sets(backbone, task, self.specs, self.rank, self.init, self.schedule, runtime, joint)
+        """One adapter set and cosine head per spec, all from the same initial values and the same augmented batches.
+
+        The sets share no parameter, so a joint pass gives what separate passes give (9.3). Sets that the runtime's
+        shelf already holds are not trained again.
+        """
+        base = [Base(task, runtime)]
+        if joint:
+            return train_for_seeds(backbone, base, self)[0]
+        apart = [train_for_seeds(backbone, base, replace(self, specs=(spec,)))[0] for spec in self.specs]
+        return AdapterSets.of([sets.tensors(0) for sets in apart], runtime)
 
 
 @dataclass(frozen=True)
@@ -98,28 +107,6 @@ class Base:
         """The same images under another seed."""
         task = replace(self.task, images=self.task.images.reseeded(seed))
         return Base(task, replace(self.runtime, seed=seed))
-
-
-def train_adapter_sets(
-    backbone: Backbone,
-    task: Task,
-    specs: Sequence[AdapterSpec],
-    rank: int,
-    init: str,
-    schedule: Schedule,
-    runtime: Runtime,
-    joint: bool = True,
-) -> AdapterSets:
-    """One adapter set and cosine head per spec, all from the same initial values and the same augmented batches.
-
-    The sets share no parameter, so a joint pass gives what separate passes give (9.3). Sets that the runtime's shelf
-    already holds are not trained again.
-    """
-    plan = AdapterPlan(tuple(specs), rank, init, schedule)
-    if joint:
-        return train_for_seeds(backbone, [Base(task, runtime)], plan)[0]
-    apart = [train_for_seeds(backbone, [Base(task, runtime)], replace(plan, specs=(spec,)))[0] for spec in specs]
-    return AdapterSets.of([sets.tensors(0) for sets in apart], runtime)
 
 
 def train_for_seeds(backbone: Backbone, bases: Sequence[Base], plan: AdapterPlan) -> list[AdapterSets]:
