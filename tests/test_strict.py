@@ -80,3 +80,17 @@ def test_layers_merge_key_by_key_and_leave_what_they_are_made_of_alone():
     assert merged == {"a": {"x": 1, "y": [2, 3]}, "b": 5}
     assert flatten(merged) == {"a.x": 1, "a.y": [2, 3], "b": 5}
     assert below == {"a": {"x": 1, "y": [1]}, "b": {"z": 2}} and above == {"a": {"y": [2, 3]}, "b": 5}
+
+
+def test_rates_that_no_optimizer_can_use_are_refused_by_key():
+    @dataclasses.dataclass
+    class Training:
+        lr: float = 0.1
+        learn_lr: float = 0.1
+
+    assert build(Training, {"lr": 1e6}).lr == 1e6
+    for key in ("lr", "learn_lr"):
+        with pytest.raises(UserError, match=f'"options.{key}" must be at most 1e.06, got 1e.308'):
+            build(Training, {key: 1e308}, "options.")
+    with pytest.raises(UserError, match="--set seed.: it is too large a number"):
+        parse_setting(f"seed={10**30}")

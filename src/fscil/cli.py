@@ -8,7 +8,10 @@ A command module imports nothing heavy at its top (`fscil --help` imports them a
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import io
+import json
 import os
 import pkgutil
 import re
@@ -97,11 +100,24 @@ def misuse(error: Any, words: list[str]) -> str:
     return f"{said}{'' if said[-1] in '.?' else '.'} See: {command} --help"
 
 
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """What an encoding lacks, as JSON writes it, so that answers in JSON stay JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error("fscil", _escaped)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. What a user can mend is one line on stderr and exit status 2."""
     # Before torch is imported: threads that wait for the next small matrix sleep instead of spinning. On a machine that
     # is busy with other things, spinning takes the cores from those who have work (benchmarks/startup.py).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):  # names may hold any letter, a terminal or a file on Windows few
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="fscil")
     words = sys.argv[1:] if arguments is None else arguments
     try:
         status = app(words, prog_name="fscil", standalone_mode=False)

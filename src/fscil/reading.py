@@ -204,7 +204,8 @@ def _check_plain(value: Any, key: str, path: Source) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise UserError(f'"{path}": "{key}" must be a finite number, got {value}')
     elif isinstance(value, int) and abs(value) >= 10**DIGITS_AT_MOST:
-        raise UserError(f'"{path}": "{key}" is too large a number')
+        named = f'"{key}"' if key else "it"
+        raise UserError(f'"{path}": {named} is too large a number')
     elif not isinstance(value, (str, int, float, bool, type(None))):
         raise UserError(f'"{path}": "{key}" is a {type(value).__name__}; put it in quotes if it is text')
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="DataclassInstance")
 
+MOST = {"lr": 1e6}  # more than this, optimizers cannot add up
 LEAST = {"epochs": 0, "lr": 0, "batch_size": 1, "rank": 1}  # of settings, by the end of their names
 
 
@@ -49,6 +50,9 @@ def build(cls: type[D], values: Mapping[str, Any], prefix: str = "") -> D:
         least = _least(key)
         if least is not None and isinstance(converted[key], (int, float)) and converted[key] < least:
             raise UserError(f'"{prefix}{key}" must be at least {least}, got {show(converted[key])}')
+        most = next((most for end, most in MOST.items() if key.endswith(end)), None)
+        if most is not None and isinstance(converted[key], (int, float)) and converted[key] > most:
+            raise UserError(f'"{prefix}{key}" must be at most {most:g}, got {show(converted[key])}')
     try:
         return cls(**converted)
     except UserError as error:

@@ -45,6 +45,21 @@ def test_python_dash_m_is_the_command():
     assert done.stdout.strip() == f"fscil {__version__}"
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_what_an_encoding_lacks_is_escaped(encoding):
+    """As text and, read back, as JSON."""
+    names = ["M\u00f6we", "\u9dfa", "\U0001f426", "\udcff"]
+    script = (
+        "import sys; from fscil import cli\n"
+        f"names = {names!a}\n"
+        "cli.app = lambda *words, **options: print(__import__('json').dumps(names, ensure_ascii=False))\n"
+        "cli.main([])"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment)
+    assert done.returncode == 0 and json.loads(done.stdout.decode(encoding)) == names, done.stderr
+
+
 def test_help_is_in_the_order_of_work(fscil):
     _, out, _ = fscil("--help")
     places = [out.index(f"│ {name} ") for name in ("fit", "learn", "predict", "review", "app", "list", "run", "report")]

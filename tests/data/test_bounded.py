@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import tracemalloc
 import zlib
@@ -116,3 +117,12 @@ def test_honest_blocks_are_read():
     for data in (animation, in_png(chunk(b"tEXt", b"a\0b") * 5000), encoded("JPEG"), encoded("BMP"), b"GIF89a", b""):
         assert blocks_excess(io.BytesIO(data)) == ""
     assert decode_image(animation).shape == decode_image(in_png(chunk(b"tEXt", b"a\0b") * 50)).shape == (20, 30, 3)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.timeout(20)
+def test_pipes_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    for source in (tmp_path / "a.png", "/dev/zero", tmp_path):
+        with pytest.raises(DecodeError, match="no regular file"):
+            decode_image(source)

@@ -15,6 +15,7 @@ from fscil.text import printable
         ("", "1 to 200 printable"),
         ("x" * 201, "1 to 200 printable"),
         ("caf\udce9", r"caf\\udce9.* is not valid text \(UTF-8\)"),
+        (b"caf\xe9".decode(errors="replace"), r"is not valid text \(UTF-8\)"),
         ("red\x1b[31m", r"red\\x1b\[31m.* printable"),
         ("a\nb", "printable"),
         ("a\u2028b", "printable"),

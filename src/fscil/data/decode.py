@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -96,6 +97,8 @@ def _checked(source: str | os.PathLike[str] | bytes | BinaryIO) -> tuple[str, ..
         if isinstance(source, bytes):
             file: BinaryIO = io.BytesIO(source)
         else:
+            if isinstance(source, str | os.PathLike) and not stat.S_ISREG(os.stat(source).st_mode):
+                raise DecodeError("no regular file")  # opening a pipe waits for somebody to write
             file = stack.enter_context(open(source, "rb")) if isinstance(source, str | os.PathLike) else source
         head = file.read(12)
         file.seek(-len(head), os.SEEK_CUR)

@@ -14,6 +14,7 @@ from fscil.errors import UserError, nearest
 from fscil.text import printable
 
 RESERVED = "unknown"  # the answer for pictures of no class
+LOST = "\ufffd"  # what decoders put in the place of bytes that are no text
 UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
     chr(code) for code in range(0xFE00, 0xFE10)
 }  # and Cf
@@ -75,7 +76,7 @@ class _Names:
         if not isinstance(label, str) or label in self.exact:
             return label
         shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in label[:60])
-        if any(unicodedata.category(letter) == "Cs" for letter in label):
+        if any(unicodedata.category(letter) == "Cs" or letter == LOST for letter in label):
             raise UserError(f'class name "{shown}" is not valid text (UTF-8); choose another.')
         name = unicodedata.normalize("NFC", label).strip()
         if name in self.exact:

@@ -19,17 +19,20 @@ from fscil.text import printable
 
 How = Literal["copy", "link", "move"]
 ANSWERS = "answers.csv"  # what was sorted, in the folder it was sorted into
+FOLDER_BYTES = 240  # of a name; file systems take 255
+DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # Windows keeps these names
 COLUMNS = ("file", "label", "confidence", "placed")
 
 
 def folder_name(label: object) -> str:
     """A class as the name of a folder, on any system.
 
-    >>> folder_name("and/or"), folder_name(".hidden"), folder_name("jay"), folder_name("a:b ")
-    ('and_or', '_hidden', 'jay', 'a_b')
+    >>> folder_name("and/or"), folder_name(".hidden"), folder_name("jay"), folder_name("a:b "), folder_name("con")
+    ('and_or', '_hidden', 'jay', 'a_b', '_con')
     """
-    name = re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", printable(label)).strip().rstrip(".")
-    return re.sub(r"^\.", "_", name)[:120] or "_"
+    name = re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", printable(label)).strip()
+    name = re.sub(r"^\.", "_", name).encode()[:FOLDER_BYTES].decode(errors="ignore").rstrip(". ")
+    return ("_" if DEVICES.fullmatch(name) else "") + name or "_"
 
 
 def place_file(file: Path, folder: Path, how: How = "copy") -> Path:
