@@ -47,7 +47,7 @@ Cpus = Annotated[float | None, typer.Option(help="Ray: CPU cores per run. Defaul
 Gpus = Annotated[float | None, typer.Option(help="Ray: GPUs per run, also a fraction. Default: 1 where there are any.")]
 Memory = Annotated[float | None, typer.Option(metavar="GB", help="Ray: memory per run.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")]
-Precision = Annotated[str | None, typer.Option(help="auto, fp32, bf16.")]
+Precision = Annotated[str | None, typer.Option(help="auto, fp32, bf16, fp64.")]
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Log every run for TensorBoard.")]
 Track = Annotated[
     str | None,
@@ -62,7 +62,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the tables.")]
 def compare(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[DIR]...", help="Finished runs, or folders of runs: tabulate these, run nothing."),
+        typer.Argument(metavar="DIR", help="Finished runs, or folders of runs: tabulate these, run nothing."),
     ] = None,
     methods: Annotated[
         str | None, typer.Option("--methods", "-m", help="Names with commas; `all`: the paper's fifteen.")

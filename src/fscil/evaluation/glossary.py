@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from fscil.evaluation.sessions import COLUMNS
+
 WHERE = "What the columns mean: `fscil list metrics`."  # below tables that leave the terminal
 
 GLOSSARY: dict[str, str] = {  # by the title of a column
@@ -12,14 +14,7 @@ GLOSSARY: dict[str, str] = {  # by the title of a column
     "A_final": "Accuracy after the last task, on the test images of all classes.",
     "A_avg": "Mean of A_0, A_1, … after every task.",
     "PD": "Performance drop: A_0 − A_final.",
-    "Accuracy": "Percent of the test images of all classes seen so far whose best class is right: A_t.",
-    "Top-5": "Percent of these images whose class is among the five best.",
-    "Base": "Accuracy on test images of base classes, with all classes seen to choose from.",
-    "New": "Accuracy on test images of the classes that came after the base task, all of them together.",
-    "HAcc": "Harmonic mean 2·Base·New / (Base + New): low where either is low. As in the paper's code, base and new "
-    "accuracy are averaged over groups of as many classes as a task brings; `class` and `sample` average otherwise.",
-    "FNR": "False negative rate: percent of base images that are taken for any new class.",
-    "FPR": "False positive rate: percent of new images that are taken for any base class.",
+    **{column.title: column.about for column in COLUMNS.values() if column.about},
     "Forgetting": "How far each task but the last fell from its best accuracy before the last session, on average; "
     "negative where tasks improved.",
     "AUROC": "Open set: how often, in percent, the best class of a test image of a class seen has a higher probability "

@@ -2,7 +2,7 @@
 
 A new metric is a value that `metrics.evaluate_session` returns and an entry of `COLUMNS`:
 
-    "worst": SessionColumn("worst_class", "worst", "Worst class"),
+    "worst": SessionColumn("worst_class", "worst", "Worst class", about="Accuracy of the class that is worst off."),
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class SessionColumn:
     in_line: bool = False  # also in the line that a session prints when it is done
     in_details: bool = True  # also in the table behind the averages of `fscil compare`
     bar: bool = False  # pages draw it as a share of the largest
+    about: str = ""  # what it means, for the glossary
     show: Callable[[Any], str] = field(default=points, repr=False)
 
     def read(self, session: Session, averaging: str = "group") -> float | None:
@@ -45,13 +46,67 @@ class SessionColumn:
 
 
 COLUMNS: dict[str, SessionColumn] = {  # by name in tables
-    "accuracy": SessionColumn("accuracy", "A", "Accuracy", in_line=True, in_details=False),
-    "top5": SessionColumn("top5", "top-5", "Top-5", in_line=True, in_details=False),
-    "base": SessionColumn("base_accuracy", "base", "Base", "$A_o$", "base_accuracy", in_line=True),
-    "new": SessionColumn("new_accuracy", "new", "New", "$A_n$", "new_accuracy", in_line=True),
-    "hacc": SessionColumn("hacc", "HAcc", "HAcc", paper="hacc", averaged=True, in_line=True),
-    "fnr": SessionColumn("fnr", "FNR", "FNR", paper="fnr", better="low"),
-    "fpr": SessionColumn("fpr", "FPR", "FPR", paper="fpr", better="low"),
+    "accuracy": SessionColumn(
+        "accuracy",
+        "A",
+        "Accuracy",
+        in_line=True,
+        in_details=False,
+        about="Percent of the test images of all classes seen so far whose best class is right: A_t.",
+    ),
+    "top5": SessionColumn(
+        "top5",
+        "top-5",
+        "Top-5",
+        in_line=True,
+        in_details=False,
+        about="Percent of these images whose class is among the five best.",
+    ),
+    "base": SessionColumn(
+        "base_accuracy",
+        "base",
+        "Base",
+        "$A_o$",
+        "base_accuracy",
+        in_line=True,
+        about="Accuracy on test images of base classes, with all classes seen to choose from.",
+    ),
+    "new": SessionColumn(
+        "new_accuracy",
+        "new",
+        "New",
+        "$A_n$",
+        "new_accuracy",
+        in_line=True,
+        about="Accuracy on test images of the classes that came after the base task, all of them together.",
+    ),
+    "hacc": SessionColumn(
+        "hacc",
+        "HAcc",
+        "HAcc",
+        paper="hacc",
+        averaged=True,
+        in_line=True,
+        about="Harmonic mean 2·Base·New / (Base + New): low where either is low. As in the paper's code, base and "
+        "new accuracy are averaged over groups of as many classes as a task brings; `class` and `sample` average "
+        "otherwise.",
+    ),
+    "fnr": SessionColumn(
+        "fnr",
+        "FNR",
+        "FNR",
+        paper="fnr",
+        better="low",
+        about="False negative rate: percent of base images that are taken for any new class.",
+    ),
+    "fpr": SessionColumn(
+        "fpr",
+        "FPR",
+        "FPR",
+        paper="fpr",
+        better="low",
+        about="False positive rate: percent of new images that are taken for any base class.",
+    ),
     "seconds": SessionColumn("seconds", "time", "Time", better=None, bar=True, show=duration),
     "memory": SessionColumn("peak_memory", "memory", "Memory", better=None, bar=True, show=size),
     "gpu_memory": SessionColumn("peak_gpu_memory", "GPU", "GPU", better=None, show=size),

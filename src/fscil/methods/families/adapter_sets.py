@@ -148,7 +148,7 @@ def _on_shelf(backbone: Backbone, bases: Sequence[Base], plan: AdapterPlan, name
 
 def _train(backbone: Backbone, bases: Sequence[Base], plan: AdapterPlan, named: bool) -> list[AdapterSets]:
     specs, count, runtime = plan.specs, len(plan.specs), bases[0].runtime
-    wide = torch.float64 if runtime.dtype == torch.float64 else torch.float32
+    wide = runtime.place["dtype"]
     fresh = [
         initial_lora(backbone.depth, backbone.dim, plan.rank, count, base.runtime.generator("lora"), plan.init, wide)
         for base in bases
@@ -182,9 +182,7 @@ def _train(backbone: Backbone, bases: Sequence[Base], plan: AdapterPlan, named: 
 def initial_rows(classes: int, dim: int, runtime: Runtime) -> Tensor:
     """Rows of a fresh cosine head: U(−1/√d, 1/√d)."""
     draws = torch.rand(classes, dim, generator=runtime.generator("head"), dtype=torch.float64)
-    return ((draws * 2 - 1) / math.sqrt(dim)).to(
-        runtime.device, torch.float32 if runtime.dtype != torch.float64 else torch.float64
-    )
+    return ((draws * 2 - 1) / math.sqrt(dim)).to(**runtime.place)
 
 
 def fisher_information(
