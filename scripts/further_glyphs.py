@@ -3,7 +3,7 @@ r"""Pictures of letters that are in neither list of the glyphs benchmark: a data
     python scripts/further_glyphs.py DIR                    # 80 letters, 50 + 60 pictures each; ten seconds
     fscil compare --dataset folder --data-root DIR --backbone glyph_vit_a --methods chord --seeds 3 \
         --set data.split=pack --set transform.size=48 --set transform.resize=48 --set transform.scale=[0.5,1.0] \
-        --set transform.flip=0.0 --set transform.normalize=none --set options.lr=0.05 --set options.epochs=8
+        --set transform.flip=0.0 --set transform.normalize=none --set options.lr=0.03 --set options.epochs=20
 
 They are drawn as the benchmark's are. `select_glyphs.py` left most of them out because they resemble one of its classes
 when turned or mirrored; here only letters that look alike as they stand are kept apart.
