@@ -8,6 +8,7 @@ import pickle
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,3 +148,16 @@ def test_files_are_hashed_whole(tmp_path):
     assert digest_file(tmp_path / "abc").startswith("ba7816bf8f01cfea")  # FIPS 180-2's own example
     assert digest_file(tmp_path / "long") == hashlib.sha256(b"a" * 3_000_000).hexdigest()
     assert digest_file(tmp_path / "abc", "md5") == "900150983cd24fb0d6963f7d28e17f72"  # RFC 1321
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no files")
+@pytest.mark.parametrize("name", ["new", "new/model", "self/new.png"])
+def test_a_place_that_takes_no_files_is_refused_before_the_work(name):
+    with pytest.raises(UserError, match=f'cannot write "/proc/{name}"'):
+        files.check_place(f"/proc/{name}")
+
+
+def test_looking_at_a_place_leaves_nothing_there(tmp_path):
+    for path in (tmp_path / "model", tmp_path / "a" / "b" / "figure.png", tmp_path):
+        files.check_place(path)
+    assert not list(tmp_path.iterdir())

@@ -113,6 +113,17 @@ def refuse_links(folder: str | os.PathLike[str], *names: str) -> None:
             raise UserError(f'"{path}" is a symbolic link, which a folder of fscil never holds; remove it')
 
 
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Refuse a file or folder that could not be written, before anything is computed for it. Nothing is left behind."""
+    path = Path(path)
+    place = next(place for place in (path, *path.absolute().parents) if place.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UserError(_explain(path, error)) from error
+
+
 def _explain(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f'cannot write "{path}": the disk is full; free some space or choose another folder'

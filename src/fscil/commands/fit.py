@@ -68,6 +68,7 @@ def fit(
     from fscil.commands._shared import notes, print_json
     from fscil.data.picture_files import labelled_files
     from fscil.errors import UserError
+    from fscil.files import check_place
     from fscil.strict import merge, parse_setting
     from fscil.teachable.folder import ModelFolder
     from fscil.text import percent, size
@@ -76,6 +77,7 @@ def fit(
         raise UserError(f'--output "{output}" holds a model already; teach it with: fscil learn {output} {folder}')
     if other := ModelFolder(output).obstacle("progress"):
         raise UserError(f'--output "{output}": {other}; name a folder that does not exist yet.')
+    check_place(output)
     for text in settings or []:
         if not parse_setting(text).keys() <= {"options", "head", "transform"}:
             raise UserError(f'--set "{text}": only options.NAME, head.NAME and transform.NAME can be set here.')

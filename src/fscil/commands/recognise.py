@@ -242,9 +242,12 @@ def evaluate(
     check_model(model, weights)
     from fscil.data.picture_files import labelled_files
     from fscil.errors import UserError
+    from fscil.files import check_place
 
     if matrix is not None and matrix.suffix.lower() != ".png":
         raise UserError(f'--matrix "{matrix}" must end in .png.')
+    if matrix is not None:
+        check_place(matrix)
     files, labels = labelled_files(folder)
     from fscil.teachable.assess import assess
     from fscil.teachable.lessons import left_out

@@ -33,11 +33,13 @@ def export(
     from fscil.commands._shared import check_model, notes, open_model
 
     check_model(model, weights)
+    from fscil.files import check_place
     from fscil.teachable.export import default_path, exporter
     from fscil.text import size
 
     target = output or default_path(model, to)
     write = exporter(to)
+    check_place(target)
     with notes():
         write(open_model(model, weights, device="cpu"), target)
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
