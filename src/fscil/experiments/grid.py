@@ -28,7 +28,7 @@ from fscil.evaluation.forms import Configured
 from fscil.experiments.leftovers import never_began
 from fscil.files import read_json
 from fscil.strict import build, conform, flatten, merge
-from fscil.text import file_name
+from fscil.text import count, file_name
 
 if TYPE_CHECKING:
     from fscil.methods.base import Method
@@ -67,7 +67,7 @@ class Job:
     def title(self) -> str:
         if self.specs:
             whose = f"each of seeds {', '.join(map(str, self.seeds))}" if self.seeds else f"seed {self.config.seed}"
-            return f"{len(self.specs)} adapter sets on {self.config.dataset}, {whose}"
+            return f"{count(len(self.specs), 'adapter set')} on {self.config.dataset}, {whose}"
         return f"{self.config.method} on {self.config.dataset}, seed {self.config.seed}{self.apart}"
 
     def to_dict(self) -> dict[str, Any]:
