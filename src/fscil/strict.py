@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="DataclassInstance")
 
-MOST = {"lr": 1e6}  # more than this, optimizers cannot add up
+MOST = {"lr": 1e30}  # steps of more than float32 holds cannot be added up
 LEAST = {"epochs": 0, "lr": 0, "batch_size": 1, "rank": 1}  # of settings, by the end of their names
 
 

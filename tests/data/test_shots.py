@@ -160,5 +160,5 @@ def test_bad_ledgers(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         ledger_shots(path, {1: {"cat": [1, 2, 3]}})
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match='absent.json" does not exist'):
         load_ledger(tmp_path / "absent.json")
