@@ -156,7 +156,7 @@ def _train(backbone: Backbone, bases: Sequence[Base], plan: AdapterPlan, named: 
     lora = LoRA(torch.cat([own.A.detach() for own in fresh], 1), torch.cat([own.B.detach() for own in fresh], 1))
     lora = lora.to(runtime.device)
     classes = len(bases[0].task.classes)
-    heads = [initial_rows(classes, backbone.dim, base.runtime).to(wide).expand(count, -1, -1) for base in bases]
+    heads = [initial_rows(classes, backbone.dim, base.runtime).expand(count, -1, -1) for base in bases]
     rows = nn.Parameter(torch.cat(heads))
     every = [*specs] * len(bases)  # of all streams, seed after seed
     scale = nn.Parameter(torch.tensor([s.scale for s in every], device=runtime.device, dtype=wide))
