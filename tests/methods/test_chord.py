@@ -10,17 +10,17 @@ from tiny_world import BASE, base_task, few_shot_tasks, make_backbone, make_imag
 DOUBLE = dict(dtype=torch.float64)
 
 
-def test_its_features_are_those_of_sets_trained_apart_and_of_the_frozen_backbone():
+def test_its_features_are_those_of_sets_trained_apart_and_of_the_frozen_backbone_weighed():
     backbone = make_backbone().prepare(make_method("frozen", **DOUBLE).runtime)
     method = make_method("chord", **DOUBLE)
     method.fit_base(base_task())
     images, _ = make_images()
     blocks = method.features(images).split(backbone.dim, 1)
     assert len(blocks) == 3
-    for block, margin in zip(blocks, (-0.1, 0.2)):
+    for block, margin, weight in zip(blocks, (-0.1, 0.2), (1.0, 0.75)):
         apart = make_method("single_m0", {"margin": margin, "lr": method.options.lr}, **DOUBLE)
         apart.fit_base(base_task())
-        torch.testing.assert_close(block, F.normalize(apart.features(images), dim=1), rtol=0, atol=1e-10)
+        torch.testing.assert_close(block, weight * F.normalize(apart.features(images), dim=1), rtol=0, atol=1e-10)
     with torch.no_grad():
         frozen = backbone(images.plain().double())
     torch.testing.assert_close(blocks[2], F.normalize(frozen, dim=1), rtol=0, atol=1e-10)
@@ -59,7 +59,10 @@ def test_the_one_pass_form_averages_the_sets():
     spaces.fit_base(base_task())
     average = spaces.lora.dense().mean(1, keepdim=True)
     torch.testing.assert_close(method.lora.dense(), average, rtol=0, atol=1e-12)
-    assert method.unit_spaces.sets == 1 and spaces.unit_spaces.sets == 2
+    assert method.unit_spaces.lora.sets == 1 and spaces.unit_spaces.lora.sets == 2
+    assert method.unit_spaces.weights.tolist() == [1] and method.features(make_images()[0]).norm(dim=1).allclose(
+        torch.ones(1, **DOUBLE)
+    )
     assert method.feature_dim == 16 and spaces.feature_dim == 32
 
 

@@ -47,6 +47,7 @@ ABLATION: dict[str, tuple[str, ...]] = {
     "CHORD": (),
     "without the trained heads": ("options.trained=null",),
     "without frozen features": ("options.frozen=false",),
+    "spaces weighed alike": ("options.tight=1.0",),
     "margins 0 and 0.2": ("options.margins=[0.0, 0.2]",),
     "margin 0.2 alone": ("options.margins=[0.2]",),
     "margin -0.1 alone": ("options.margins=[-0.1]",),

@@ -16,6 +16,7 @@ from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.heads.base import NoOptions
+from fscil.methods.families.spaces import UnitSpaces
 from fscil.methods.sizes import TRAINING, Sizes
 from fscil.runtime import Runtime
 
@@ -119,8 +120,8 @@ class Method(nn.Module):
         return None
 
     @property
-    def unit_spaces(self) -> LoRA | None:
-        """The adapter sets whose features, each of unit length, one after the other are the features; None: not so."""
+    def unit_spaces(self) -> UnitSpaces | None:
+        """The spaces that are the features, where these are directions under one or more adapter sets."""
         return None
 
     def view_features(self, images: Pixels, positions: Tensor, keys: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from fscil.data.stream import Task
 from fscil.errors import UserError
 from fscil.heads.base import Head, Lesson
 from fscil.methods.base import Method
+from fscil.methods.families.spaces import UnitSpaces
 from fscil.runtime import Runtime
 
 Numbers = TypeVar("Numbers", int, Tensor)
@@ -184,7 +185,7 @@ class Headed(Represented):
         return self.inner.plain_adapters
 
     @property
-    def unit_spaces(self) -> LoRA | None:
+    def unit_spaces(self) -> UnitSpaces | None:
         return self.inner.unit_spaces
 
     def trainable_parameters(self) -> int:

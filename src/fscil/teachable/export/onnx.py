@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fscil._version import __version__
 from fscil.errors import UserError
@@ -138,7 +137,7 @@ class WholeModel(nn.Module):
 
 
 class Features(nn.Module):
-    """The method's features: those of one pass, adapters folded in, or unit ones of several adapter sets side by side.
+    """The method's features: those of one pass, adapters folded in, or directions under several sets side by side.
 
     The sets of the latter stay apart from the ViT, whose weights are then in the file once.
     """
@@ -147,11 +146,11 @@ class Features(nn.Module):
         super().__init__()
         self.backbone = copy.deepcopy(clf.backbone_.in_float32()).to("cpu", torch.float32)
         spaces = represented(clf).unit_spaces
-        self.lora = copy.deepcopy(spaces).cpu().float() if spaces is not None else None
+        self.spaces = copy.deepcopy(spaces).cpu().float() if spaces is not None else None
         if spaces is None:
             self.backbone.vit.load_state_dict(folded_weights(clf))
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.lora is None:
+        if self.spaces is None:
             return self.backbone(images)
-        return F.normalize(self.backbone(images, self.lora), dim=2).transpose(0, 1).flatten(1)  # (b, spaces · d)
+        return self.spaces(self.backbone, images)

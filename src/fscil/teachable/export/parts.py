@@ -66,7 +66,7 @@ def linear_head(clf: Teachable) -> tuple[Tensor, Tensor]:
 def adapters_of(clf: Teachable) -> LoRA:
     """The adapters that make the plain ViT give the model's features, but for their length where that is one."""
     method = represented(clf)
-    lora = method.plain_adapters if method.unit_spaces is None else method.unit_spaces
+    lora = method.plain_adapters if method.unit_spaces is None else method.unit_spaces.lora
     if lora is None or lora.sets > 1:
         raise UserError(
             f"method {clf.config_['method']} has features of more than one pass of a ViT, and those of {lora.sets} "
