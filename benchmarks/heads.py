@@ -2,11 +2,13 @@
 
     python benchmarks/heads.py --dataset cub200 --data-root DIR --weights FILE --methods 'miam;chord' --heads 'own;mpcc'
     python benchmarks/heads.py --dataset cifar100 --validation --draws 10     # to choose settings on: base data alone
+    python benchmarks/heads.py --dataset cub200 --vary data.shots=1,10,20 --vary data.way=1,5,20   # further protocols
 
 Every method learns the base task once per seed (adapter sets are shared through a shelf); then each head learns the
 few-shot tasks of every draw. Draw 0 is the protocol's own, so its figures are those of `fscil run --method M --head H`.
-`own` is the head that belongs to the method. Results are written as they come, a line of JSON each; the table at the
-end has means over seeds and draws, and paired differences to the first row.
+`own` is the head that belongs to the method. `--vary` adds protocols that cut the few-shot tasks otherwise, each value
+by itself; they share the base task, too. Results are written as they come, a line of JSON each; the table at the end
+has means over seeds and draws, and paired differences to the first row.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,15 @@ import numpy as np
 from fscil import registry
 from fscil.config import RunConfig, resolve
 from fscil.display import LiveDisplay
+from fscil.evaluation.tables import metric
 from fscil.experiments.one_base import Draws, OneBase, fresh_head, represented, train_together
 from fscil.experiments.run import make_runtime
 from fscil.experiments.shelf import DiskShelf
 from fscil.methods.represented import Represented
 
 FIGURES = ("A_0", "A_final", "A_avg", "hacc", "base", "new")
+OPEN_SET = ("auroc", "fpr95")
+LATER = ("shots", "way", "tasks")  # settings of the data that leave the base task and the test images as they are
 TRAINING = ("epochs", "batch_size", "lr", "weight_decay")  # options of `--set` that every method takes over
 
 
@@ -44,6 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--one-pass", action="store_true", help="train the adapter sets of all seeds side by side")
     parser.add_argument("--draws", type=int, default=1, help="of the shots, for every seed")
     parser.add_argument("--validation", action="store_true", help="the stream cut from the base task")
+    parser.add_argument("--vary", action="append", default=[], metavar="data.KEY=A,B", help=f"KEY: {', '.join(LATER)}")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--device", default="auto")
@@ -68,6 +75,17 @@ def make(text: str, config: RunConfig, settings: list[str], draws: Draws, runtim
     return represented(name, {**complete, **asked, **options}, draws.backbone, runtime)
 
 
+def protocols(varied: list[str]) -> dict[str, dict[str, Any]]:
+    """What each protocol changes in the data's settings, by its name; the first, without a name, changes nothing."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    for text in varied:
+        key, _, values = text.removeprefix("data.").partition("=")
+        if key not in LATER:
+            raise SystemExit(f"--vary {text}: one of {', '.join(f'data.{name}' for name in LATER)} can be varied")
+        found |= {f"{key}={value}": {key: int(value)} for value in values.split(",")}
+    return found
+
+
 def figures(result: dict[str, Any]) -> dict[str, Any]:
     """What a line of the output has."""
     summary = result["summary"]
@@ -77,6 +95,7 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
         "hacc": summary["hacc"]["group"],
         "base": summary["base_accuracy"],
         "new": summary["new_accuracy"],
+        **{key: metric(key).read(result) for key in OPEN_SET},
     }
 
 
@@ -85,7 +104,7 @@ def prepare(chosen: argparse.Namespace, seed: int, flags: dict[str, Any]) -> tup
     config = resolve(method="smp", dataset=chosen.dataset, seed=seed, settings=chosen.set, **flags)
     config = replace(config, runtime=replace(config.runtime, device=chosen.device))
     runtime = make_runtime(config, LiveDisplay(quiet=True), shelf=DiskShelf(chosen.shelf))
-    draws = Draws.make(config, chosen.draws, runtime)
+    draws = Draws.make(config, chosen.draws, runtime, protocols=list(protocols(chosen.vary).values()))
     return {text: make(text, config, chosen.set, draws, runtime) for text in chosen.methods.split(";")}, draws
 
 
@@ -105,21 +124,24 @@ def main() -> None:
                 began = time.perf_counter()
                 base = OneBase(method, draws)
                 print(f"seed {seed}, {text}: base task in {time.perf_counter() - began:.1f} s", flush=True)
-                for draw in range(chosen.draws):
+                for number, (protocol, draw) in enumerate(product(protocols(chosen.vary), range(chosen.draws))):
                     for head in names:
                         began = time.perf_counter()
-                        result = base.examine(fresh_head(method, *split_choice(head)), draw)
+                        result = base.examine(fresh_head(method, *split_choice(head)), number)
                         row = {"dataset": chosen.dataset, "seed": seed, "draw": draw, "method": text, "head": head}
-                        rows.append({**row, **figures(result), "seconds": time.perf_counter() - began})
+                        row |= {"protocol": protocol, **figures(result), "seconds": time.perf_counter() - began}
+                        rows.append(row)
                         with chosen.out.open("a") as file:
-                            file.write(json.dumps(rows[-1]) + "\n")
+                            file.write(json.dumps(row) + "\n")
     print_table(rows)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Means, and paired differences to the first row with their standard deviation."""
-    labels = list(dict.fromkeys((row["method"], row["head"]) for row in rows))
-    of = {label: [row for row in rows if (row["method"], row["head"]) == label] for label in labels}
+    for row in rows:
+        row["label"] = f"{row['method']} {row['protocol']}".rstrip(), row["head"]
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    of = {label: [row for row in rows if row["label"] == label] for label in labels}
     print(f"{'method':32} {'head':28} " + " ".join(f"{figure:>8}" for figure in FIGURES) + "      s")
     for label in labels:
         values = [np.mean([row[figure] for row in of[label]]) for figure in FIGURES]

@@ -7,11 +7,13 @@ import pytest
 
 from fscil.config import resolve
 from fscil.data.datasets import load_dataset
+from fscil.display import LiveDisplay
 from fscil.errors import UserError
 from fscil.evaluation.tables import metric
 from fscil.experiments import one_base
 from fscil.experiments.api import run
 from fscil.experiments.one_base import fresh_head
+from fscil.experiments.run import make_runtime
 from fscil.experiments.tune import AS_IT_IS, best_setting, head_settings, tune, tuning_tables
 from fscil.files import read_json
 from made_up_runs import made_up_result
@@ -134,3 +136,23 @@ def test_the_command(weights, tmp_path, fscil):
     best = max(means, key=means.get)
     assert means[out.split("best by A_avg: ")[1].partition(";")[0].strip()] == pytest.approx(means[best])
     assert (tmp_path / "tune" / "tune.csv").exists() and (tmp_path / "tune" / "tune-gains.md").exists()
+
+
+def test_further_protocols_share_the_base_task_and_are_their_own_runs(weights, tmp_path):
+    chosen = config(weights)
+    runtime = make_runtime(chosen, LiveDisplay(quiet=True))
+    changes = {"shots=3": {"shots": 3}, "way=1": {"way": 1, "tasks": 2}}
+    draws = one_base.Draws.make(chosen, 1, runtime, protocols=[{}, *changes.values()])
+    method = one_base.represented("miam", chosen.options, draws.backbone, runtime)
+    base = one_base.OneBase(method, draws)
+    for number, (label, changed) in enumerate(changes.items(), 1):
+        found = base.examine(fresh_head(method, "closed_form"), number)
+        texts = [*SMALL, *(f"data.{key}={value}" for key, value in changed.items())]
+        whole = run(
+            "miam", "glyphs", head="closed_form", settings=texts, weights=weights, device="cpu", folder=tmp_path / label
+        )
+        assert [session.get("open_set") for session in found["sessions"]] == [
+            session.get("open_set") for session in whole.sessions
+        ]
+        for key in ("accuracies", "hacc", "fnr"):
+            assert found["summary"][key] == pytest.approx(whole.summary[key]), (label, key)

@@ -28,6 +28,16 @@ def fpr_at_tpr(known: Tensor, unknown: Tensor, tpr: float = 0.95) -> float:
     return float(100 * (unknown >= threshold).double().mean())
 
 
+def told_apart(known: Tensor, unknown: Tensor) -> dict[str, float]:
+    """AUROC and FPR@95 of the best class's probability, from the logits (n, C) of known and of unknown pictures.
+
+    >>> told_apart(torch.tensor([[9.0, 0.0], [0.0, 8.0]]), torch.tensor([[1.0, 1.0]]))
+    {'auroc': 100.0, 'fpr95': 0.0}
+    """
+    sure, unsure = (logits.cpu().double().log_softmax(1).amax(1) for logits in (known, unknown))
+    return {"auroc": auroc(sure, unsure), "fpr95": fpr_at_tpr(sure, unsure)}
+
+
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error in percent: |confidence − accuracy| averaged over equal bins of confidence."""
     confidence, guess = probabilities.max(1)

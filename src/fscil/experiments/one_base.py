@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fscil import registry
 from fscil.backbones.loading import make_backbone
@@ -22,7 +21,7 @@ from fscil.data.datasets.common import Dataset
 from fscil.data.stream import Stream, make_stream
 from fscil.data.transforms import make_transform
 from fscil.errors import UserError
-from fscil.evaluation import metrics
+from fscil.evaluation import metrics, openset
 from fscil.heads.base import Head, Lesson
 from fscil.methods.families.adapter_sets import Base, train_for_seeds
 from fscil.methods.making import make_head, make_method
@@ -35,23 +34,30 @@ APART = 1000  # between the seeds of two draws
 
 @dataclass(frozen=True)
 class Draws:
-    """A backbone, and streams that differ in their shots alone: the base task and the test images are the first's."""
+    """A backbone, and streams that differ in their few-shot tasks alone: base task and test images are the first's."""
 
     backbone: Backbone
     streams: Sequence[Stream]
 
     @classmethod
-    def make(cls, config: RunConfig, count: int, runtime: Runtime, dataset: Dataset | None = None) -> Draws:
-        """The protocol's stream, and `count` - 1 further ones, of which only the shots are read."""
+    def make(
+        cls,
+        config: RunConfig,
+        count: int,
+        runtime: Runtime,
+        dataset: Dataset | None = None,
+        protocols: Sequence[Mapping[str, Any]] = ({},),
+    ) -> Draws:
+        """`count` streams for each protocol, what it changes in `config.data`, as {"shots": 1}: the first nothing. Of
+        all streams but the very first only the shots are read."""
         dataset = dataset or load_dataset(config.dataset, config.data)
         backbone = make_backbone(config.backbone, config.weights, config.transform.size).prepare(runtime)
         transform, data = make_transform(config.transform, backbone), dataset.complete(config.data)
-        streams = [
-            make_stream(
-                dataset, replace(data, limit=1) if draw else data, transform, config.seed + APART * draw, runtime.device
-            )
-            for draw in range(count)
-        ]
+        streams: list[Stream] = []
+        for protocol in protocols:
+            for draw in range(count):
+                own = replace(data, **protocol, **({"limit": 1} if streams else {}))
+                streams.append(make_stream(dataset, own, transform, config.seed + APART * draw, runtime.device))
         return cls(backbone, streams)
 
 
@@ -80,24 +86,22 @@ class OneBase:
         return lessons
 
     def examine(self, head: Head, draw: int = 0) -> dict[str, Any]:
-        """All sessions of a fresh head on a draw and what they come to, as results.json has them."""
+        """All sessions of a fresh head on a stream, by number, and what they come to, as results.json has them."""
         sessions = []
         for number, lesson in enumerate(self.lessons[draw]):
             (head.fit if number == 0 else head.teach)(lesson)
-            sessions.append(_session(head, self.tests, self.stream, number))
+            sessions.append(self._session(head, self.draws.streams[draw], number))
         return {"sessions": sessions, "summary": metrics.summarise(sessions)}
 
-
-def _session(head: Head, tests: Tensor, stream: Stream, number: int) -> dict[str, Any]:
-    labels, seen = stream.test_labels, stream.seen(number)
-    positions = (labels < seen).nonzero().squeeze(1)
-    with torch.no_grad():
-        top = head.scores(tests[positions.to(tests.device)]).topk(min(5, seen), 1).indices.cpu()
-    known = labels[positions].cpu().numpy()
-    return {
-        "session": number,
-        **metrics.evaluate_session(known, top.numpy(), stream.base_classes, seen, stream.way),
-    }
+    @torch.no_grad()
+    def _session(self, head: Head, stream: Stream, number: int) -> dict[str, Any]:
+        labels, seen = self.stream.test_labels, stream.seen(number)
+        known = (labels < seen).to(self.tests.device)
+        scores = head.scores(self.tests[known])
+        top, true = scores.topk(min(5, seen), 1).indices.cpu().numpy(), labels[known.cpu()].numpy()
+        told = None if bool(known.all()) else openset.told_apart(scores, head.scores(self.tests[~known]))
+        measured = metrics.evaluate_session(true, top, stream.base_classes, seen, stream.way)
+        return {"session": number, **measured, "open_set": told}
 
 
 def represented(name: str, options: Mapping[str, Any], backbone: Backbone, runtime: Runtime) -> Represented:

@@ -225,9 +225,7 @@ class Examination:
         where none is to come, and where features move: only fixed ones are there already."""
         if self.features is None or not len(later):
             return None
-        unknown = self.method.logits_from(self.features[later.to(self.features.device)])
-        sure, unsure = (logits.cpu().double().log_softmax(1).amax(1) for logits in (known, unknown))
-        return {"auroc": openset.auroc(sure, unsure), "fpr95": openset.fpr_at_tpr(sure, unsure)}
+        return openset.told_apart(known, self.method.logits_from(self.features[later.to(self.features.device)]))
 
 
 def _fit_base(method: Method, task: Task, runtime: Runtime, share: bool) -> None:
