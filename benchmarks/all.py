@@ -43,7 +43,6 @@ BENCHMARKS = (
     Benchmark("train_step", gpu=True, released="152.6 s a base epoch of CIFAR100 (scaled from 40 batches; fp32)"),
     Benchmark("fisher", gpu=True, released="155 s for the Fisher passes of CIFAR100"),
     Benchmark("pipeline", "--epochs 1", gpu=True, released="about 65 minutes for the whole recipe"),
-    Benchmark("side_by_side", gpu=True),
     Benchmark("startup", "--repeat 3"),
     Benchmark("teaching"),
     Benchmark("recognise"),

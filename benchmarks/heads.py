@@ -47,7 +47,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--methods", default="miam;chord", help="representations; NAME:key=value changes options")
     parser.add_argument("--heads", default="own", help="names of `fscil list heads`, `own`, `all`; NAME:key=value")
     parser.add_argument("--seeds", default="2023")
-    parser.add_argument("--one-pass", action="store_true", help="train the adapter sets of all seeds side by side")
     parser.add_argument("--draws", type=int, default=1, help="of the shots, for every seed")
     parser.add_argument("--validation", action="store_true", help="the stream cut from the base task")
     parser.add_argument("--vary", action="append", default=[], metavar="data.KEY=A,B", help=f"KEY: {', '.join(LATER)}")
@@ -99,15 +98,6 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def prepare(chosen: argparse.Namespace, seed: int, flags: dict[str, Any]) -> tuple[dict[str, Represented], Draws]:
-    """The methods of a seed, untrained, and its streams."""
-    config = resolve(method="smp", dataset=chosen.dataset, seed=seed, settings=chosen.set, **flags)
-    config = replace(config, runtime=replace(config.runtime, device=chosen.device))
-    runtime = make_runtime(config, LiveDisplay(quiet=True), shelf=DiskShelf(chosen.shelf))
-    draws = Draws.make(config, chosen.draws, runtime, protocols=list(protocols(chosen.vary).values()))
-    return {text: make(text, config, chosen.set, draws, runtime) for text in chosen.methods.split(";")}, draws
-
-
 def main() -> None:
     chosen = arguments()
     rows: list[dict[str, Any]] = []
@@ -115,24 +105,27 @@ def main() -> None:
     data = {"root": chosen.data_root, "limit": chosen.limit, "validation": chosen.validation or None}
     flags["data"] = {key: value for key, value in data.items() if value is not None} or None
     names = chosen.heads.split(";") if chosen.heads != "all" else ["own", *registry.heads()]
-    seeds = [int(seed) for seed in chosen.seeds.split(",")]
-    for together in [seeds] if chosen.one_pass else [[seed] for seed in seeds]:
-        parts = {seed: prepare(chosen, seed, flags) for seed in together}
-        train_together([(list(methods.values()), draws.streams[0]) for methods, draws in parts.values()])
-        for seed, (methods, draws) in parts.items():
-            for text, method in methods.items():
-                began = time.perf_counter()
-                base = OneBase(method, draws)
-                print(f"seed {seed}, {text}: base task in {time.perf_counter() - began:.1f} s", flush=True)
-                for number, (protocol, draw) in enumerate(product(protocols(chosen.vary), range(chosen.draws))):
-                    for head in names:
-                        began = time.perf_counter()
-                        result = base.examine(fresh_head(method, *split_choice(head)), number)
-                        row = {"dataset": chosen.dataset, "seed": seed, "draw": draw, "method": text, "head": head}
-                        row |= {"protocol": protocol, **figures(result), "seconds": time.perf_counter() - began}
-                        rows.append(row)
-                        with chosen.out.open("a") as file:
-                            file.write(json.dumps(row) + "\n")
+    for seed in map(int, chosen.seeds.split(",")):
+        config = resolve(method="smp", dataset=chosen.dataset, seed=seed, settings=chosen.set, **flags)
+        config = replace(config, runtime=replace(config.runtime, device=chosen.device))
+        runtime = make_runtime(config, LiveDisplay(quiet=True), shelf=DiskShelf(chosen.shelf))
+        cuts = protocols(chosen.vary)
+        draws = Draws.make(config, chosen.draws, runtime, protocols=list(cuts.values()))
+        methods = {text: make(text, config, chosen.set, draws, runtime) for text in chosen.methods.split(";")}
+        train_together(list(methods.values()), draws.streams[0])
+        for text, method in methods.items():
+            began = time.perf_counter()
+            base = OneBase(method, draws)
+            print(f"seed {seed}, {text}: base task in {time.perf_counter() - began:.1f} s", flush=True)
+            for number, (protocol, draw) in enumerate(product(cuts, range(chosen.draws))):
+                for head in names:
+                    began = time.perf_counter()
+                    result = base.examine(fresh_head(method, *split_choice(head)), number)
+                    row = {"dataset": config.dataset, "seed": seed, "draw": draw, "method": text, "head": head}
+                    row |= {"protocol": protocol, **figures(result), "seconds": time.perf_counter() - began}
+                    rows.append(row)
+                    with chosen.out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
     print_table(rows)
 
 

@@ -52,20 +52,6 @@ def test_each_run_is_planned_once_and_shared_parts_come_first(tmp_path):
     assert after["smp", 7] is None  # alone with its seed: it trains its two sets itself
 
 
-def test_seeds_share_a_pass_where_that_is_asked_for_and_they_want_the_same_sets(tmp_path):
-    configs = [tiny(method, seed=seed) for method in ("smp", "baseline") for seed in (2023, 2024, 2025)]
-    configs += [tiny("smp", seed=7), tiny("smp", "options.rank=4", seed=8), tiny("l2p", seed=2024)]
-    jobs = plan(tmp_path, configs, seeds_together=True)
-    passes = [job for job in jobs if job.specs]
-    assert [(job.seeds, len(job.specs)) for job in passes] == [((2023, 2024, 2025), 3)]  # 7 lacks a set, 8 has a rank
-    after = {(job.config.method, job.config.seed): job.after for job in jobs if not job.specs}
-    assert {key for key, job in after.items() if job} == {
-        (m, s) for m in ("smp", "baseline") for s in (2023, 2024, 2025)
-    }
-    apart = [job.name for job in plan(tmp_path, configs) if job.specs]
-    assert len(apart) == 3 and passes[0].name not in apart
-
-
 def test_runs_that_differ_after_the_base_task_share_its_model(tmp_path):
     configs = [tiny("smp"), tiny("smp", "data.shots=1"), tiny("smp", "options.calibration_margin=0.0")]
     shared = {job.apart: job.share_base for job in plan(tmp_path, [*configs, tiny("smp", "options.margin=0.1")])}
@@ -76,7 +62,7 @@ def test_runs_that_differ_after_the_base_task_share_its_model(tmp_path):
 
 
 def test_a_job_travels_as_json(tmp_path):
-    for job in plan(tmp_path, [tiny("smp"), tiny("baseline"), tiny("smp", seed=1)], seeds_together=True):
+    for job in plan(tmp_path, [tiny("smp"), tiny("baseline")]):
         again = Job.from_dict(json.loads(json.dumps(job.to_dict())))
         assert again == job and again.name == job.name
 
@@ -106,19 +92,6 @@ def test_cells_of_a_grid_give_what_single_runs_give(tmp_path, weights):
             for name, values in theirs["diagnostics"].items():
                 if name in ("fisher_norms", "merge_weights"):
                     torch.testing.assert_close(torch.tensor(ours["diagnostics"][name]), torch.tensor(values))
-
-
-def test_cells_of_seeds_trained_together_give_what_single_runs_give(tmp_path, weights):
-    configs = [tiny("smp", weights=weights, seed=seed) for seed in (2023, 2024)]
-    jobs = plan(tmp_path / "grid", configs, seeds_together=True)
-    assert [job.seeds for job in jobs] == [(2023, 2024), (), ()]
-    for job in jobs:
-        assert run_job(job.to_dict())["state"] == "done", last_lines(job.log)
-    for number, job in enumerate(jobs[1:]):
-        shared, alone = load_results(job.folder), protocol.run(job.config, tmp_path / f"alone{number}")
-        assert shared.sessions[0]["parts_from_shelf"] == 2
-        assert shared.summary["accuracies"] == alone.summary["accuracies"]
-        assert shared.confusion == alone.confusion
 
 
 def test_a_cell_killed_at_any_point_goes_on(tmp_path, weights):

@@ -96,9 +96,9 @@ def test_only_what_the_shelf_lacks_is_trained(shelf, monkeypatch):
     trained = []
     original = adapters._train
 
-    def counted(backbone, bases, plan, *rest):
+    def counted(backbone, task, plan, runtime):
         trained.append(list(plan.specs))
-        return original(backbone, bases, plan, *rest)
+        return original(backbone, task, plan, runtime)
 
     monkeypatch.setattr(adapters, "_train", counted)
     backbone, task = make_backbone().prepare(Runtime()), base_task()

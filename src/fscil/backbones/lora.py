@@ -96,29 +96,26 @@ class KVLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
     def split(
-        self, x: Tensor, factors: tuple[Tensor, Tensor] | None = None, shared: int = 0
+        self, x: Tensor, factors: tuple[Tensor, Tensor] | None = None, shared: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, each (S·B, T, d), of tokens (S·B, T, d) with streams outermost; with `shared` G, x is (G·B, T, d)
-        and S/G streams read each of its G groups."""
+        """q, k, v, each (S·B, T, d), of tokens (S·B, T, d) with streams outermost; with `shared`, x is (B, T, d) and
+        all streams read it."""
         width = self.out_features // 3
         if factors is None:
             return self(x).split(width, -1)
         A, B = factors[0].to(x.dtype), factors[1].to(x.dtype)
         sets, _, rank, dim = A.shape
-        groups = shared or sets
-        each = sets // groups
-        lead = (each * x.shape[0], x.shape[1])
+        lead = (sets * x.shape[0], x.shape[1]) if shared else x.shape[:2]
         if x.is_cuda and rank % 8:  # tensor cores want ranks in eights; zero columns change nothing
             A, B, rank = F.pad(A, (0, 0, 0, -rank % 8)), F.pad(B, (0, -rank % 8)), rank + -rank % 8
         if x.is_cuda and not shared and self.bias is not None:
             qkv, _ = project(x.view(sets, -1, dim), self.weight, self.bias, A, B)
             return qkv.view(*lead, 3 * width).split(width, -1)
-        tokens = x.reshape(groups, 1, -1, dim)
-        base = self(tokens).expand(-1, each, -1, -1)
-        A, B = A.reshape(groups, each, 2 * rank, dim), B.reshape(groups, each, 2, dim, rank)
-        low = tokens @ A.transpose(2, 3)  # (G, S/G, N, 2r)
-        k = base[..., width : 2 * width] + low[..., :rank] @ B[:, :, 0].transpose(2, 3)
-        v = base[..., 2 * width :] + low[..., rank:] @ B[:, :, 1].transpose(2, 3)
+        tokens = x.reshape(1 if shared else sets, -1, dim)
+        base = self(tokens).expand(sets, -1, -1)
+        low = tokens @ A.reshape(sets, 2 * rank, dim).transpose(1, 2)  # (S, N, 2r)
+        k = base[..., width : 2 * width] + low[..., :rank] @ B[:, 0].transpose(1, 2)
+        v = base[..., 2 * width :] + low[..., rank:] @ B[:, 1].transpose(1, 2)
         return base[..., :width].reshape(*lead, width), k.view(*lead, width), v.view(*lead, width)
 
 

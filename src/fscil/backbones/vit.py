@@ -143,12 +143,9 @@ class Backbone(nn.Module):
         twin._hash = None
         return twin
 
-    def forward(
-        self, images: Tensor, lora: LoRA | None = None, prefix: Prefix | None = None, groups: int = 1
-    ) -> Tensor:
-        """Features (B, d), or (S, B, d) through the S adapter sets of `lora`; with several `groups` of images (G·B, …),
-        the first S/G sets read the first group, and so on."""
-        tokens = self.blocks(self.embed(images), lora=lora, prefix=prefix, pooled=True, groups=groups)
+    def forward(self, images: Tensor, lora: LoRA | None = None, prefix: Prefix | None = None) -> Tensor:
+        """Features (B, d), or (S, B, d) through the S adapter sets of `lora`."""
+        tokens = self.blocks(self.embed(images), lora=lora, prefix=prefix, pooled=True)
         features = self.pool(tokens)
         return features if lora is None else features.view(lora.sets, -1, features.shape[-1])
 
@@ -180,7 +177,6 @@ class Backbone(nn.Module):
         prefix: Prefix | None = None,
         pooled: bool = False,
         probes: None = None,
-        groups: int = 1,
     ) -> Tensor: ...
 
     @overload
@@ -194,7 +190,6 @@ class Backbone(nn.Module):
         pooled: bool = False,
         *,
         probes: Sequence[Tensor],
-        groups: int = 1,
     ) -> tuple[Tensor, list[Tensor]]: ...
 
     def blocks(
@@ -206,10 +201,9 @@ class Backbone(nn.Module):
         prefix: Prefix | None = None,
         pooled: bool = False,
         probes: Sequence[Tensor] | None = None,
-        groups: int = 1,
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """Runs blocks [start, stop). With `lora`, tokens enter block 0 as (G·B, T, d) and leave as (S·B, T, d), streams
-        outermost; S/G of them read each of the G `groups`.
+        """Runs blocks [start, stop). With `lora`, tokens enter block 0 as (B, T, d) and leave as (S·B, T, d), streams
+        outermost.
 
         `pooled` keeps only what `pool` needs of the last block. `probes` (one tensor (S·B, T, 2d) per block) are added
         to the keys and values, and the inputs of the qkv projections are returned too: the two sides of the gradient of
@@ -223,7 +217,7 @@ class Backbone(nn.Module):
                 self._run_block,
                 block,
                 factors=lora.layer(index) if lora is not None else None,
-                shared=groups if index == 0 and lora is not None else 0,
+                shared=index == 0 and lora is not None,
                 prefix=prefix(index) if prefix is not None else None,
                 class_only=pooled and self.token_pooled and index == self.depth - 1,
                 probe=probes[index] if probes is not None else None,
@@ -246,19 +240,15 @@ def run_block(
     block: Any,
     tokens: Tensor,
     factors: tuple[Tensor, Tensor] | None = None,
-    shared: int = 0,
+    shared: bool = False,
     prefix: tuple[Tensor, Tensor] | None = None,
     class_only: bool = False,
     probe: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One pre-norm transformer block; returns its tokens and the normed tokens its attention read.
-
-    `shared` is the number of groups of images that several streams each read; 0: every stream has tokens of its own.
-    """
+    """One pre-norm transformer block; returns its tokens and the normed tokens its attention read."""
     attended = block.norm1(tokens)
-    if shared and factors is not None and factors[0].shape[0] > shared:
-        grouped = tokens.unflatten(0, (shared, 1, -1))
-        tokens = grouped.expand(-1, factors[0].shape[0] // shared, -1, -1, -1).flatten(0, 2)
+    if shared and factors is not None and factors[0].shape[0] > 1:
+        tokens = tokens.expand(factors[0].shape[0], *tokens.shape).flatten(0, 1)
     update = attend(block.attn, attended, factors, shared, prefix, class_only, probe)
     if class_only:
         tokens = tokens[:, :1]
@@ -270,7 +260,7 @@ def attend(
     attn: Any,
     x: Tensor,
     factors: tuple[Tensor, Tensor] | None = None,
-    shared: int = 0,
+    shared: bool = False,
     prefix: tuple[Tensor, Tensor] | None = None,
     class_only: bool = False,
     probe: Tensor | None = None,

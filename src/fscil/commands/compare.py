@@ -33,14 +33,6 @@ Limit = Annotated[
 ]
 Fast = Annotated[bool, typer.Option("--fast", help="Apply the recipes' `fast:` blocks: a quick look.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time on this machine.")]
-OnePass = Annotated[
-    bool,
-    typer.Option(
-        "--one-pass",
-        help="Train the adapter sets of all seeds side by side: more work at once for a GPU that a small backbone "
-        "leaves idle. The numbers stay the same but for rounding.",
-    ),
-]
 EngineName = Annotated[str, typer.Option("--engine", metavar="local|ray", help="This machine, or a Ray cluster.")]
 Address = Annotated[str | None, typer.Option(help="Of a running Ray cluster. Default: start one here.")]
 Cpus = Annotated[float | None, typer.Option(help="Ray: CPU cores per run. Default: 1.")]
@@ -88,7 +80,6 @@ def compare(
     ] = "compare",
     markdown: Markdown = None,
     jobs: Jobs = 1,
-    one_pass: OnePass = False,
     engine: EngineName = "local",
     address: Address = None,
     cpus: Cpus = None,
@@ -173,7 +164,7 @@ def compare(
         tensorboard=tensorboard,
         track=track,
     )
-    todo = plan(output, spec.configs(**flags), seeds_together=one_pass)
+    todo = plan(output, spec.configs(**flags))
     overview = work(todo, engine_of(engine, jobs, address, cpus, gpus, memory), quiet)
     cells, problems = load_cells(todo)
     leave_out(problems)

@@ -48,7 +48,6 @@ def reproduce(
         int | None,
         typer.Option("--jobs", "-j", min=1, help="Runs at a time. Default: one per CPU core; one in all with a GPU."),
     ] = None,
-    one_pass: shared.OnePass = False,
     engine: shared.EngineName = "local",
     address: shared.Address = None,
     cpus: shared.Cpus = None,
@@ -110,7 +109,7 @@ def reproduce(
         text = markdown.read_text(encoding="utf-8")
         places = [place for place in places if f"<!-- fscil:{place} -->" in text]
         check_places(markdown, places)
-    todo = plan(output, request.configs(), seeds_together=one_pass)
+    todo = plan(output, request.configs())
     at_a_time = jobs or default_jobs(device)
     overview = shared.work(todo, shared.engine_of(engine, at_a_time, address, cpus, gpus, memory), quiet)
 

@@ -148,10 +148,6 @@ class Pixels:
         positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
         return Pixels(self.store, self.transform, self.seed, self.indices[positions], self.device)
 
-    def reseeded(self, seed: int) -> Pixels:
-        """The same images, augmented by another seed; nothing is copied."""
-        return Pixels(self.store, self.transform, seed, self.indices, self.device)
-
     @property
     def fingerprint(self) -> str:
         """Identity of what this view yields: pixels, selection, transform and seed."""

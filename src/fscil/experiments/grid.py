@@ -42,17 +42,15 @@ class Job:
     config: RunConfig
     share_base: bool = False  # another cell starts from the same base model
     specs: tuple[tuple[float, float, bool], ...] = ()  # margin, scale, learnable
-    seeds: tuple[int, ...] = ()  # of the cells that the sets are for, where these have several
     after: str | None = None  # name of the job that should come first
     apart: str = ""  # what sets it apart from cells with the same method, dataset and seed
 
     @property
     def name(self) -> str:
         if self.specs:
-            parts = [_base_of(self.config), _plan_of(self.config)[1], self.specs, *([self.seeds] if self.seeds else [])]
-            digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
-            whose = f"{len(self.seeds)}seeds" if self.seeds else f"seed{self.config.seed}"
-            return f"{file_name(self.config.dataset)}-adapters-{whose}-{digest}"
+            content = json.dumps([_base_of(self.config), _plan_of(self.config)[1], self.specs], sort_keys=True)
+            digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+            return f"{file_name(self.config.dataset)}-adapters-seed{self.config.seed}-{digest}"
         return cell_name(self.config)
 
     @property
@@ -66,8 +64,7 @@ class Job:
     @property
     def title(self) -> str:
         if self.specs:
-            whose = f"each of seeds {', '.join(map(str, self.seeds))}" if self.seeds else f"seed {self.config.seed}"
-            return f"{count(len(self.specs), 'adapter set')} on {self.config.dataset}, {whose}"
+            return f"{count(len(self.specs), 'adapter set')} on {self.config.dataset}, seed {self.config.seed}"
         return f"{self.config.method} on {self.config.dataset}, seed {self.config.seed}{self.apart}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,8 +75,7 @@ class Job:
     def from_dict(cls, values: Mapping[str, Any]) -> Job:
         values = {key: value for key, value in values.items() if key != "directory"}
         specs = tuple((margin, scale, learnable) for margin, scale, learnable in values.pop("specs"))
-        seeds = tuple(values.pop("seeds"))
-        return cls(Path(values.pop("grid")), complete(values.pop("config")), specs=specs, seeds=seeds, **values)
+        return cls(Path(values.pop("grid")), complete(values.pop("config")), specs=specs, **values)
 
 
 def cell_name(config: RunConfig) -> str:
@@ -89,11 +85,8 @@ def cell_name(config: RunConfig) -> str:
 # ---- what the grid consists of -------------------------------------------------------------------------------------
 
 
-def plan(grid: str | Path, configs: Sequence[RunConfig], seeds_together: bool = False) -> list[Job]:
-    """The jobs that make these runs, in order; each run appears once, and what runs share is done once, before them.
-
-    With `seeds_together`, cells that differ in their seed have their adapter sets trained in one pass, too.
-    """
+def plan(grid: str | Path, configs: Sequence[RunConfig]) -> list[Job]:
+    """The jobs that make these runs, in order; each run appears once, and what runs share is done once, before them."""
     grid = Path(grid).absolute()
     unique = list({cell_name(config): config for config in configs}.values())
     starts = [_identity(config) for config in unique]
@@ -101,38 +94,22 @@ def plan(grid: str | Path, configs: Sequence[RunConfig], seeds_together: bool = 
         Job(grid, config, share_base=starts.count(start) > 1, apart=_apart(config, unique))
         for config, start in zip(unique, starts)
     ]
-    passes: dict[str, list[Job]] = {}  # cells whose sets are trained in one pass
-    for members in _alike(cells).values():
-        specs = _specs_of(members)
-        key: list[Any] = [members[0].config.seed, _base_of(members[0].config), _plan_of(members[0].config)[1], specs]
-        if seeds_together:
-            key[0] = key[1]["seed"] = None
-        passes.setdefault(json.dumps(key, sort_keys=True), []).extend(members)
-    jobs: list[Job] = []
-    before: dict[str, str] = {}
-    for members in passes.values():
-        specs, seeds = _specs_of(members), tuple(dict.fromkeys(member.config.seed for member in members))
-        fewest = min(len(_plan_of(member.config)[0]) for member in members)
-        if len(specs) * len(seeds) > fewest:  # otherwise the first of the cells trains them all
-            job = Job(grid, members[0].config, specs=specs, seeds=seeds if len(seeds) > 1 else ())
-            jobs.append(job)
-            before.update({member.name: job.name for member in members})
-    return jobs + [replace(cell, after=before.get(cell.name)) for cell in cells]
-
-
-def _alike(cells: Sequence[Job]) -> dict[str, list[Job]]:
-    """Cells that train adapter sets on the same base task with the same seed in the same way."""
     groups: dict[str, list[Job]] = {}
     for cell in cells:
         specs, training = _plan_of(cell.config)
         if specs:
-            groups.setdefault(json.dumps([_base_of(cell.config), training], sort_keys=True), []).append(cell)
-    return groups
-
-
-def _specs_of(cells: Sequence[Job]) -> tuple[tuple[float, float, bool], ...]:
-    """Every adapter set that any of the cells needs."""
-    return tuple(dict.fromkeys(spec for cell in cells for spec in _plan_of(cell.config)[0]))
+            key = json.dumps([_base_of(cell.config), training], sort_keys=True)
+            groups.setdefault(key, []).append(cell)
+    jobs: list[Job] = []
+    before: dict[str, str] = {}
+    for members in groups.values():
+        wanted = [_plan_of(member.config)[0] for member in members]
+        specs = tuple(dict.fromkeys(spec for specs in wanted for spec in specs))
+        if len(specs) > min(map(len, wanted)):  # otherwise the first of the cells trains them all
+            job = Job(grid, members[0].config, specs=specs)
+            jobs.append(job)
+            before.update({member.name: job.name for member in members})
+    return jobs + [replace(cell, after=before.get(cell.name)) for cell in cells]
 
 
 def _apart(config: RunConfig, others: Sequence[RunConfig]) -> str:

@@ -72,7 +72,7 @@ def _train_streams(job: Job, display: Any) -> bool:
     from fscil.experiments.keeper import RunKeeper
     from fscil.experiments.shelf import DiskShelf
     from fscil.files import write_json
-    from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec, Base, train_for_seeds
+    from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec
     from fscil.registry import method_class
 
     config = job.config
@@ -87,10 +87,8 @@ def _train_streams(job: Job, display: Any) -> bool:
     assert common is not None  # or there were no `specs`
     specs = tuple(AdapterSpec(*spec) for spec in job.specs)
     display.line(f"{job.title}: margins {', '.join(f'{spec.margin:g}' for spec in specs)}")
-    base = Base(stream.tasks[0], runtime)
-    bases = [base if seed == config.seed else base.reseeded(seed) for seed in job.seeds or [config.seed]]
-    train_for_seeds(backbone, bases, AdapterPlan(specs, common.rank, common.init, common.schedule))
-    write_json(job.folder / "done.json", {"specs": job.specs, **({"seeds": job.seeds} if job.seeds else {})})
+    AdapterPlan(specs, common.rank, common.init, common.schedule).train(backbone, stream.tasks[0], runtime)
+    write_json(job.folder / "done.json", {"specs": job.specs})
     keeper.clear()
     return True
 

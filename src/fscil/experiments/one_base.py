@@ -23,7 +23,6 @@ from fscil.data.transforms import make_transform
 from fscil.errors import UserError
 from fscil.evaluation import metrics, openset
 from fscil.heads.base import Head, Lesson
-from fscil.methods.families.adapter_sets import Base, train_for_seeds
 from fscil.methods.making import make_head, make_method
 from fscil.methods.represented import Headed, Represented
 from fscil.runtime import Runtime
@@ -125,13 +124,11 @@ def fresh_head(method: Represented, name: str = "own", options: Mapping[str, Any
     return own
 
 
-def train_together(seeds: Sequence[tuple[Sequence[Represented], Stream]]) -> None:
-    """The adapter sets of all methods that are trained alike, of every seed, in one pass; they end up on the runtime's
-    shelf. Each seed has methods of its own, the same ones, and its stream."""
-    inner = [[method.inner if isinstance(method, Headed) else method for method in methods] for methods, _ in seeds]
-    bases = [Base(stream.tasks[0], own[0].runtime) for own, (_, stream) in zip(inner, seeds, strict=True)]
-    plans = [plan for method in inner[0] if (plan := method.adapter_plan(method.options)) is not None]
+def train_together(methods: Sequence[Represented], stream: Stream) -> None:
+    """The adapter sets of all methods that are trained alike, in one pass; they end up on the runtime's shelf."""
+    inner = [method.inner if isinstance(method, Headed) else method for method in methods]
+    plans = [plan for method in inner if (plan := method.adapter_plan(method.options)) is not None]
     for kind in dict.fromkeys((plan.rank, plan.init, plan.schedule) for plan in plans):
         alike = [plan for plan in plans if (plan.rank, plan.init, plan.schedule) == kind]
         specs = tuple(dict.fromkeys(spec for plan in alike for spec in plan.specs))
-        train_for_seeds(inner[0][0].backbone, bases, replace(alike[0], specs=specs))
+        replace(alike[0], specs=specs).train(inner[0].backbone, stream.tasks[0], inner[0].runtime)

@@ -38,8 +38,8 @@ def margin_loss(
 
 
 def streams_loss(features: Tensor, rows: Tensor, labels: Tensor, scales: Tensor, margins: Tensor) -> Tensor:
-    """Mean margin loss of each stream: features (S, n, d), rows (S, c, d), labels (n,) or (S, n), scales and margins
-    (S,) -> (S,)."""
+    """Mean margin loss of each stream: features (S, n, d), rows (S, c, d), labels (n,), scales and margins (S,)
+    -> (S,)."""
     labels = labels.expand(len(features), -1)
     cosines = penalise(cosine(features, rows), labels, margins.view(-1, 1, 1))
     losses = F.cross_entropy((scales.view(-1, 1, 1) * cosines).flatten(0, 1), labels.flatten(), reduction="none")

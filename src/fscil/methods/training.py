@@ -87,7 +87,7 @@ class Group(NamedTuple):
 def train(
     stage: str,
     images: Images,
-    labels: Tensor | Callable[[Tensor, int], Tensor],
+    labels: Tensor,
     parameters: Sequence[nn.Parameter] | Sequence[Group],
     loss: Callable[[Batch], Tensor],
     schedule: Schedule,
@@ -97,15 +97,14 @@ def train(
     buffers: Sequence[Tensor] = (),
     graph: bool = True,
     passes: int = 1,
-    order: Callable[[int], Tensor] | None = None,
+    order: str | None = None,
 ) -> float:
     """Trains `parameters` on augmented batches and returns the mean loss of the last epoch.
 
-    `labels` are those of all images, or a function from (positions, epoch) to those of a batch. `parameters` may be
-    groups with factors of their own. `extras(positions, epoch, step)` gives further tensors of a step. What `loss`
-    reads besides its batch must be updated in place, because on a GPU the step is captured once as a CUDA graph.
-    `passes` counts forward passes per image in the images/s shown. `order(epoch)` gives the positions of an epoch one
-    after the other, where they are not to be those of the stage's own shuffling.
+    `parameters` may be groups with factors of their own. `extras(positions, epoch, step)` gives
+    further tensors of a step. What `loss` reads besides its batch must be updated in place, because on a GPU the step
+    is captured once as a CUDA graph. `passes` counts forward passes per image in the images/s shown. `order` keys the
+    shuffling where stages of different names are to see the same batches.
     """
     groups = [entry for entry in parameters if isinstance(entry, Group)]
     groups = groups or [Group([entry for entry in parameters if not isinstance(entry, Group)])]
@@ -115,8 +114,7 @@ def train(
         first = _restore(runtime, stage, weights, buffers, optimiser)
     except (KeyError, IndexError, RuntimeError, ValueError) as error:
         raise UserError(f"the kept progress of {stage} does not fit it: {error}") from error
-    if isinstance(labels, Tensor):
-        labels = labels.to(runtime.device)
+    labels = labels.to(runtime.device)
     step = _Step(loss, weights, runtime, graph)
     mean_loss = float("nan")
     for epoch in runtime.track(range(first, schedule.epochs), stage, schedule.epochs - first):
@@ -124,18 +122,18 @@ def train(
             settings["lr"] = schedule.rate(epoch) * group.lr_factor
         if begin_epoch is not None:
             begin_epoch(epoch)
-        whole = order(epoch) if order is not None else shuffled(len(images), stage, epoch, runtime)
+        shuffled = torch.randperm(len(images), generator=runtime.generator(order or stage, "order", epoch)).to(
+            images.index_device
+        )
         total, started, counted = torch.zeros((), device=runtime.device, dtype=torch.float64), time.perf_counter(), 0
-        batches = whole.to(images.index_device).split(schedule.batch_size)
+        batches = shuffled.split(schedule.batch_size)
         for number, positions in enumerate(
             runtime.track(batches, f"epoch {epoch + 1}/{schedule.epochs}", len(batches))
         ):
             share = positions[runtime.share(len(positions)).start : runtime.share(len(positions)).stop]
             # a batch smaller than the number of processes leaves some of them without a share
             for part in share.split(runtime.micro_batch or len(share)) if len(share) else ():
-                there = part.to(runtime.device)
-                own = labels[there] if isinstance(labels, Tensor) else labels(part, epoch)
-                batch = Batch(images.augmented(part, epoch), own, there)
+                batch = Batch(images.augmented(part, epoch), labels[part.to(labels.device)], part.to(labels.device))
                 if extras is not None:
                     batch = replace(batch, extras=extras(part, epoch, number))
                 # a part's mean loss weighs as much as its share of the whole batch
@@ -161,11 +159,6 @@ def train(
             left = schedule.epochs - epoch - 1
             runtime.display.log(f"{said}, about {duration(left * took)} left" if left else said)
     return mean_loss
-
-
-def shuffled(count: int, stage: str, epoch: int, runtime: Runtime) -> Tensor:
-    """Positions of `count` images in the order in which a stage sees them in an epoch."""
-    return torch.randperm(count, generator=runtime.generator(stage, "order", epoch))
 
 
 class _Captured(NamedTuple):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,11 +18,8 @@ from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
 from fscil.maths import fisher as fisher_maths
 from fscil.maths.margins import cosine, streams_loss
-from fscil.methods.families.side_by_side import SideBySide
-from fscil.methods.training import Batch, Schedule, shuffled, train
+from fscil.methods.training import Batch, Schedule, train
 from fscil.runtime import Runtime
-
-logger = logging.getLogger(__name__)
 
 # Stage of a single adapter set without margin. It keys the order of the batches of all adapter sets; a method that
 # trains under this name and whose own mechanisms are switched off gives exactly the plain adapters.
@@ -85,98 +81,41 @@ class AdapterPlan:
         The sets share no parameter, so a joint pass gives what separate passes give (9.3). Sets that the runtime's
         shelf already holds are not trained again.
         """
-        base = [Base(task, runtime)]
-        if joint:
-            return train_for_seeds(backbone, base, self)[0]
-        apart = [train_for_seeds(backbone, base, replace(self, specs=(spec,)))[0] for spec in self.specs]
-        return AdapterSets.of([sets.tensors(0) for sets in apart], runtime)
+        if not joint:
+            apart = [replace(self, specs=(spec,)).train(backbone, task, runtime) for spec in self.specs]
+            return AdapterSets.of([sets.tensors(0) for sets in apart], runtime)
+        keys = [_shelf_key(backbone, task, spec, self, runtime) for spec in self.specs]
+        with runtime.shelf.reserve(keys):
+            found = _found(runtime, keys)
+            missing = [number for number in range(len(keys)) if number not in found]
+            if missing:
+                lacking = replace(self, specs=tuple(self.specs[number] for number in missing))
+                trained = _train(backbone, task, lacking, runtime)
+                for place, number in enumerate(missing):
+                    found[number] = trained.tensors(place)
+                    runtime.shelf.put(keys[number], found[number])
+        return AdapterSets.of([found[number] for number in range(len(keys))], runtime)
 
 
-@dataclass(frozen=True)
-class Base:
-    """The base task of a seed, and the runtime with that seed."""
-
-    task: Task
-    runtime: Runtime
-
-    def order(self, epoch: int) -> Tensor:
-        """The same batches whichever sets are trained together, so that a set does not depend on its company."""
-        return shuffled(len(self.task.images), PLAIN_STAGE, epoch, self.runtime)
-
-    def reseeded(self, seed: int) -> Base:
-        """The same images under another seed."""
-        task = replace(self.task, images=self.task.images.reseeded(seed))
-        return Base(task, replace(self.runtime, seed=seed))
-
-
-def train_for_seeds(backbone: Backbone, bases: Sequence[Base], plan: AdapterPlan) -> list[AdapterSets]:
-    """The sets of a plan for every seed, all in one pass; each seed has its own order, views and initial values.
-
-    What a seed gets is what it gets alone, but for rounding. The bases differ in their seeds only. Where a GPU has not
-    the memory for all of them, they take two passes, or more.
-    """
-    size = len(bases)
-    while True:
-        parts = [bases[at : at + size] for at in range(0, len(bases), size)]
-        try:
-            return [sets for part in parts for sets in _on_shelf(backbone, part, plan, named=len(bases) > 1)]
-        except torch.OutOfMemoryError:
-            if size == 1:
-                raise
-        logger.info("not enough memory for %d seeds side by side", size)
-        size = math.ceil(size / 2)
-
-
-def _on_shelf(backbone: Backbone, bases: Sequence[Base], plan: AdapterPlan, named: bool) -> list[AdapterSets]:
-    """The sets, from the shelf or trained in one pass and left there; `named`: progress is kept under the seeds."""
-    runtime, specs = bases[0].runtime, plan.specs
-    keys = [[_shelf_key(backbone, base, spec, plan) for spec in specs] for base in bases]
-    with runtime.shelf.reserve([key for row in keys for key in row]):
-        found = [_found(runtime, row) for row in keys]
-        lacking = [number for number, sets in enumerate(found) if len(sets) < len(specs)]
-        missing = [i for i in range(len(specs)) if any(i not in found[number] for number in lacking)]
-        if missing:
-            chosen = replace(plan, specs=tuple(specs[i] for i in missing))
-            trained = _train(backbone, [bases[number] for number in lacking], chosen, named)
-            for number, sets in zip(lacking, trained):
-                for place, i in enumerate(missing):
-                    if i not in found[number]:
-                        found[number][i] = sets.tensors(place)
-                        runtime.shelf.put(keys[number][i], found[number][i])
-    return [AdapterSets.of([sets[i] for i in range(len(specs))], runtime) for sets in found]
-
-
-def _train(backbone: Backbone, bases: Sequence[Base], plan: AdapterPlan, named: bool) -> list[AdapterSets]:
-    specs, count, runtime = plan.specs, len(plan.specs), bases[0].runtime
-    wide = runtime.place["dtype"]
-    fresh = [
-        initial_lora(backbone.depth, backbone.dim, plan.rank, count, base.runtime.generator("lora"), plan.init, wide)
-        for base in bases
-    ]
-    lora = LoRA(torch.cat([own.A.detach() for own in fresh], 1), torch.cat([own.B.detach() for own in fresh], 1))
+def _train(backbone: Backbone, task: Task, plan: AdapterPlan, runtime: Runtime) -> AdapterSets:
+    specs, sets, wide = plan.specs, len(plan.specs), runtime.place["dtype"]
+    lora = initial_lora(backbone.depth, backbone.dim, plan.rank, sets, runtime.generator("lora"), plan.init, wide)
     lora = lora.to(runtime.device)
-    classes = len(bases[0].task.classes)
-    heads = [initial_rows(classes, backbone.dim, base.runtime).expand(count, -1, -1) for base in bases]
-    rows = nn.Parameter(torch.cat(heads))
-    every = [*specs] * len(bases)  # of all streams, seed after seed
-    scale = nn.Parameter(torch.tensor([s.scale for s in every], device=runtime.device, dtype=wide))
-    learnable = torch.tensor([s.learnable for s in every], device=runtime.device)
+    rows = nn.Parameter(initial_rows(len(task.classes), backbone.dim, runtime).expand(sets, -1, -1).clone())
+    scale = nn.Parameter(torch.tensor([s.scale for s in specs], device=runtime.device, dtype=wide))
+    learnable = torch.tensor([s.learnable for s in specs], device=runtime.device)
     fixed = scale.detach().clone()
-    margins = torch.tensor([s.margin for s in every], device=runtime.device, dtype=wide)
+    margins = torch.tensor([s.margin for s in specs], device=runtime.device, dtype=wide)
 
     def loss(batch: Batch) -> Tensor:
         scales = torch.where(learnable, scale, fixed)
-        labels = batch.labels.repeat_interleave(count, 0)  # (seeds, n) to (streams, n)
-        return streams_loss(backbone(batch.images, lora, groups=len(bases)), rows, labels, scales, margins).sum()
+        return streams_loss(backbone(batch.images, lora), rows, batch.labels, scales, margins).sum()
 
-    images = SideBySide([base.task for base in bases], [base.order for base in bases], runtime.device)
     trained = [lora.A, lora.B, rows] + ([scale] if bool(learnable.any()) else [])
     stage = "adapters " + "+".join(f"m{s.margin:g}{'s' if s.learnable else ''}" for s in specs)
-    stage += f", seeds {' '.join(str(base.runtime.seed) for base in bases)}" if named else ""
-    schedule, passes = plan.schedule, len(every)
-    train(stage, images, images.labels, trained, loss, schedule, runtime, passes=passes, order=images.order)
-    sets = AdapterSets(lora.requires_grad_(False), rows.detach(), torch.where(learnable, scale.detach(), fixed))
-    return [sets.select(*range(at, at + count)) for at in range(0, len(every), count)]
+    # the same order of batches whichever sets are trained together, so that a set does not depend on its company
+    train(stage, task.images, task.labels, trained, loss, plan.schedule, runtime, passes=sets, order=PLAIN_STAGE)
+    return AdapterSets(lora.requires_grad_(False), rows.detach(), torch.where(learnable, scale.detach(), fixed))
 
 
 def initial_rows(classes: int, dim: int, runtime: Runtime) -> Tensor:
@@ -283,14 +222,16 @@ def _data_key(backbone: Backbone, task: Task) -> dict[str, str]:
     }
 
 
-def _shelf_key(backbone: Backbone, base: Base, spec: AdapterSpec, plan: AdapterPlan) -> dict[str, Any]:
+def _shelf_key(
+    backbone: Backbone, task: Task, spec: AdapterSpec, plan: AdapterPlan, runtime: Runtime
+) -> dict[str, Any]:
     return {
         "part": "adapter",
-        **_data_key(backbone, base.task),
+        **_data_key(backbone, task),
         "spec": asdict(spec),
         "rank": plan.rank,
         "init": plan.init,
         "schedule": asdict(plan.schedule),
-        "seed": base.runtime.seed,
-        "precision": str(base.runtime.dtype),
+        "seed": runtime.seed,
+        "precision": str(runtime.dtype),
     }
