@@ -55,8 +55,9 @@ class Draws:
         streams: list[Stream] = []
         for protocol in protocols:
             for draw in range(count):
-                own = replace(data, **protocol, **({"limit": 1} if streams else {}))
-                streams.append(make_stream(dataset, own, transform, config.seed + APART * draw, runtime.device))
+                changed = {**protocol, "limit": 1} if streams else protocol
+                own, seed = replace(data, **changed), config.seed + APART * draw
+                streams.append(make_stream(dataset, own, transform, seed, runtime.device))
         return cls(backbone, streams)
 
 
