@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import pytest
 
 from fscil.errors import UserError
-from fscil.reading import DEPTH_AT_MOST, parse_json, parse_yaml, read_text, read_yaml
+from fscil.reading import DEPTH_AT_MOST, parse_json, parse_table, parse_yaml, read_text, read_yaml
 from fscil.strict import Between, conform
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -59,6 +59,9 @@ def test_json_at_its_bounds_is_read():
         ("a: 2020-02-31", "not valid YAML"),
         ("a: !!python/object/apply:os.system [true]", "not valid YAML"),
         ("a: 1\na: 2", '"a" stands there twice'),
+        ("a: 010", '"010" is a number of base 8 to YAML; write it in decimals'),
+        ("a: [190:20:30]", '"190:20:30" is a number of base 60 to YAML'),
+        ("a: 1:30.5", "base 60"),
         ("on: 1", "the key True must be text"),
         ("[a, b]: 1", "not valid YAML|must be text"),
         ("a: " + "9" * 30, "too large"),
@@ -133,3 +136,15 @@ def test_a_form_names_the_key_that_does_not_fit(value, words):
 def test_what_has_the_form_passes_as_it_is():
     value = {"inner": {"n": 1, "more": 2}, "kind": "a", "names": [], "shares": {"a": None, "b": 1}, "anything": [{}]}
     assert conform(value, Outer, "some.json") is value
+
+
+def test_numbers_are_what_they_look_like():
+    found = parse_yaml("[0, 7, -3, 1_000, 0x1F, 0b11, 0.5, 1.5e-3, '010', \"1:30\", 08, 00.5]", "own.yaml")
+    assert found == [0, 7, -3, 1000, 31, 3, 0.5, 0.0015, "010", "1:30", "08", 0.5]
+
+
+@pytest.mark.parametrize("head", ["path,label,path", "Path, path ,label", "label,path,label"])
+def test_a_column_that_stands_twice_is_refused(head):
+    with pytest.raises(UserError, match='some.csv": the column "(path|label)" stands there twice'):
+        parse_table(f"{head}\na,b,c\n", "some.csv")
+    assert parse_table("path,label,,\na,b,c,d\n", "some.csv")[1] == [{"path": "a", "label": "b", "": "d"}]

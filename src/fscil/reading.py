@@ -17,6 +17,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -90,6 +91,10 @@ def parse_table(text: str, path: Source, delimiter: str = ",") -> tuple[list[str
     (['path', 'label'], [{'path': 'a.jpg', 'label': 'jay'}, {'path': 'b.jpg', 'label': ''}])
     """
     head, *rows = parse_csv(text, path, delimiter) or [[]]
+    names = [name.strip().lower() for name in head]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f'"{path}": the column "{twice}" stands there twice; rename or remove one.')
     return head, [dict(zip(head, [*row, *[""] * (len(head) - len(row))])) for row in rows]
 
 
@@ -165,6 +170,21 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
         if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f'"{twice}" stands there twice', node.start_mark)
         return super().construct_mapping(node, deep)
+
+
+def _decimal(loader: Any, node: Any) -> int | float:
+    """A number as everybody reads it: to YAML 1.1, 010 is eight and 1:30 is ninety."""
+    text = loader.construct_scalar(node)
+    if ":" in text or re.fullmatch(r"[-+]?0[0-9_]+", text):
+        words = f'"{text}" is a number of base {60 if ":" in text else 8} to YAML; write it in decimals, or in quotes'
+        raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
+    if node.tag.endswith(":int"):
+        return int(loader.construct_yaml_int(node))
+    return float(loader.construct_yaml_float(node))
+
+
+for _tag in ("int", "float"):
+    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _decimal)
 
 
 def parse_yaml(text: str, path: Source) -> Any:
