@@ -1,6 +1,7 @@
 r"""Pictures of letters that are in neither list of the glyphs benchmark: a dataset that no setting was chosen on.
 
     python scripts/further_glyphs.py DIR                    # 80 letters, 50 + 60 pictures each; ten seconds
+    python scripts/further_glyphs.py DIR --skip 80          # the next 80
     fscil compare --dataset folder --data-root DIR --backbone glyph_vit_a --methods chord --seeds 3 \
         --set data.split=pack --set transform.size=48 --set transform.resize=48 --set transform.scale=[0.5,1.0] \
         --set transform.flip=0.0 --set transform.normalize=none --set options.lr=0.03 --set options.epochs=20
@@ -27,8 +28,9 @@ MAX_CORRELATION = 0.7  # of two drawings in the first font of each
 MIN_FONTS = 8
 
 
-def choose() -> list[dict]:
-    """Letters of neither list in random order, each unlike those before it: [{"code": ..., "fonts": [...]}, ...]."""
+def choose(skip: int) -> list[dict]:
+    """Letters of neither list in random order, each unlike those before it and the first `skip` of them passed over:
+    [{"code": ..., "fonts": [...]}, ...]."""
     used = {entry["code"] for part in glyph_classes().values() for entry in part}
     fonts_of = {code: fonts for code, fonts in candidates().items() if len(fonts) >= MIN_FONTS}
     letters = [code for code in fonts_of if chr(code).isalpha() and code not in used]
@@ -41,16 +43,17 @@ def choose() -> list[dict]:
         if all(np.corrcoef(ink, other)[0, 1] < MAX_CORRELATION for other in drawn):
             taken.append({"code": code, "fonts": fonts_of[code]})
             drawn.append(ink)
-        if len(taken) == CLASSES:
+        if len(taken) == skip + CLASSES:
             break
-    return taken
+    return taken[skip:]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    out = parser.parse_args().out
-    classes = choose()
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="letters that are passed over first")
+    arguments = parser.parse_args()
+    out, classes = arguments.out, choose(arguments.skip)
     for split, per_class in PER_CLASS.items():
         images, labels = render(classes, split, 0, per_class, NUISANCE["benchmark"])
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
