@@ -26,15 +26,17 @@ import numpy as np
 from fscil import registry
 from fscil.config import RunConfig, resolve
 from fscil.display import LiveDisplay
+from fscil.errors import UserError
 from fscil.evaluation.tables import metric
+from fscil.experiments.grid import LATER
 from fscil.experiments.one_base import Draws, OneBase, fresh_head, represented, train_together
 from fscil.experiments.run import make_runtime
 from fscil.experiments.shelf import DiskShelf
 from fscil.methods.represented import Represented
+from fscil.strict import parse_setting
 
 FIGURES = ("A_0", "A_final", "A_avg", "hacc", "base", "new")
 OPEN_SET = ("auroc", "fpr95")
-LATER = ("shots", "way", "tasks")  # settings of the data that leave the base task and the test images as they are
 TRAINING = ("epochs", "batch_size", "lr", "weight_decay")  # options of `--set` that every method takes over
 
 
@@ -49,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="2023")
     parser.add_argument("--draws", type=int, default=1, help="of the shots, for every seed")
     parser.add_argument("--validation", action="store_true", help="the stream cut from the base task")
-    parser.add_argument("--vary", action="append", default=[], metavar="data.KEY=A,B", help=f"KEY: {', '.join(LATER)}")
+    parser.add_argument("--vary", action="append", default=[], metavar="KEY=A,B", help=f"KEY: {', '.join(LATER)}")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--device", default="auto")
@@ -78,10 +80,14 @@ def protocols(varied: list[str]) -> dict[str, dict[str, Any]]:
     """What each protocol changes in the data's settings, by its name; the first, without a name, changes nothing."""
     found: dict[str, dict[str, Any]] = {"": {}}
     for text in varied:
-        key, _, values = text.removeprefix("data.").partition("=")
+        key, _, values = text.partition("=")
         if key not in LATER:
-            raise SystemExit(f"--vary {text}: one of {', '.join(f'data.{name}' for name in LATER)} can be varied")
-        found |= {f"{key}={value}": {key: int(value)} for value in values.split(",")}
+            raise UserError(f'--vary "{text}": what leaves the base task as it is can be varied: {", ".join(LATER)}')
+        if not values:
+            raise UserError(f'--vary "{text}": write it as KEY=A,B, for example data.shots=1,10')
+        for value in values.split(","):
+            setting = parse_setting(f"{key}={value}")["data"]
+            found[f"{key.removeprefix('data.')}={value}"] = setting
     return found
 
 
@@ -151,4 +157,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -44,8 +44,8 @@ def choose(skip: int) -> list[dict]:
             taken.append({"code": code, "fonts": fonts_of[code]})
             drawn.append(ink)
         if len(taken) == skip + CLASSES:
-            break
-    return taken[skip:]
+            return taken[skip:]
+    raise SystemExit(f"there are {len(taken)} such letters; --skip can be 0 to {len(taken) - CLASSES}, not {skip}")
 
 
 def main() -> None:
@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="letters that are passed over first")
     arguments = parser.parse_args()
+    if arguments.skip < 0:
+        parser.error(f"--skip {arguments.skip}: it must be 0 or more")
     out, classes = arguments.out, choose(arguments.skip)
     for split, per_class in PER_CLASS.items():
         images, labels = render(classes, split, 0, per_class, NUISANCE["benchmark"])

@@ -33,6 +33,9 @@ from fscil.text import count, file_name
 if TYPE_CHECKING:
     from fscil.methods.base import Method
 
+# Settings of the data that leave the base task as it is.
+LATER = ("data.shots", "data.tasks", "data.way", "data.sampler", "data.index_files", "data.shots_file")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -136,10 +139,9 @@ def _identity(config: RunConfig) -> str:
 
 def _base_of(config: RunConfig) -> dict[str, Any]:
     """What decides the base task: the configuration without method and head, and without what concerns later tasks."""
-    later = ("data.shots", "data.tasks", "data.way", "data.sampler", "data.index_files", "data.shots_file")
     apart = ("method", "recipe", "evaluation", "options", "head")
     kept = flatten({key: value for key, value in config.to_dict().items() if key not in apart})
-    return {key: value for key, value in kept.items() if key not in later}
+    return {key: value for key, value in kept.items() if key not in LATER}
 
 
 def _plan_of(config: RunConfig) -> tuple[tuple, list]:

@@ -15,7 +15,7 @@ import torch
 from fscil import registry
 from fscil.backbones.loading import make_backbone
 from fscil.backbones.vit import Backbone
-from fscil.config import RunConfig
+from fscil.config import DataConfig, RunConfig
 from fscil.data.datasets import load_dataset
 from fscil.data.datasets.common import Dataset
 from fscil.data.stream import Stream, make_stream
@@ -47,8 +47,8 @@ class Draws:
         dataset: Dataset | None = None,
         protocols: Sequence[Mapping[str, Any]] = ({},),
     ) -> Draws:
-        """`count` streams for each protocol, what it changes in `config.data`, as {"shots": 1}: the first nothing. Of
-        all streams but the very first only the shots are read."""
+        """`count` streams for each protocol, one protocol after the other. A protocol is what it changes in
+        `config.data`, as {"shots": 1}: the first nothing. Of all streams but the very first only the shots are read."""
         dataset = dataset or load_dataset(config.dataset, config.data)
         backbone = make_backbone(config.backbone, config.weights, config.transform.size).prepare(runtime)
         transform, data = make_transform(config.transform, backbone), dataset.complete(config.data)
@@ -56,7 +56,7 @@ class Draws:
         for protocol in protocols:
             for draw in range(count):
                 changed = {**protocol, "limit": 1} if streams else protocol
-                own, seed = replace(data, **changed), config.seed + APART * draw
+                own, seed = build(DataConfig, {**asdict(data), **changed}, "data."), config.seed + APART * draw
                 streams.append(make_stream(dataset, own, transform, seed, runtime.device))
         return cls(backbone, streams)
 
@@ -85,12 +85,12 @@ class OneBase:
         method.tasks_seen = torch.ones_like(method.tasks_seen)
         return lessons
 
-    def examine(self, head: Head, draw: int = 0) -> dict[str, Any]:
+    def examine(self, head: Head, stream: int = 0) -> dict[str, Any]:
         """All sessions of a fresh head on a stream, by number, and what they come to, as results.json has them."""
         sessions = []
-        for number, lesson in enumerate(self.lessons[draw]):
+        for number, lesson in enumerate(self.lessons[stream]):
             (head.fit if number == 0 else head.teach)(lesson)
-            sessions.append(self._session(head, self.draws.streams[draw], number))
+            sessions.append(self._session(head, self.draws.streams[stream], number))
         return {"sessions": sessions, "summary": metrics.summarise(sessions)}
 
     @torch.no_grad()
