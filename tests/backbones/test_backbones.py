@@ -7,7 +7,9 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from torch.nn.functional import scaled_dot_product_attention
 
+from fscil.backbones.attention import attention
 from fscil.backbones.huggingface import from_huggingface
 from fscil.backbones.loading import load_weights, make_backbone
 from fscil.backbones.lora import LoRA, initial_lora, project
@@ -240,3 +242,26 @@ def test_shipped_backbones_load(name):
 def test_names_that_are_no_backbone_get_advice_that_helps(name, said):
     with pytest.raises(UserError, match=re.escape(said)):
         make_backbone(name)
+
+
+@pytest.mark.parametrize("queries", [1, 37])
+def test_attention_in_bf16_is_as_near_to_float64_as_pytorchs_kernel_and_so_are_its_gradients(queries):
+    generator = torch.Generator().manual_seed(4)
+    parts = [torch.randn(3, 2, count, 16, generator=generator).bfloat16() for count in (queries, 37, 37)]
+    towards = torch.randn(3, 2, queries, 16, generator=generator).bfloat16()
+
+    def results(function, dtype):
+        leaves = [part.to(dtype, copy=True).requires_grad_() for part in parts]
+        out = function(*leaves, scale=0.25)
+        out.backward(towards.to(dtype))
+        return [out.detach().double(), *(leaf.grad.double() for leaf in leaves)]
+
+    def written_out(q, k, v, scale):
+        return torch.einsum("bhnt,bhtd->bhnd", torch.einsum("bhnd,bhtd->bhnt", q, k).mul(scale).softmax(-1), v)
+
+    exact = results(written_out, torch.float64)
+    own, fused = results(attention, torch.bfloat16), results(scaled_dot_product_attention, torch.bfloat16)
+    for true, ours, theirs in zip(exact, own, fused, strict=True):
+        assert (ours - true).norm() <= max(2 * (theirs - true).norm(), 0.01 * true.norm())
+    for true, ours in zip(exact, results(attention, torch.float64), strict=True):
+        torch.testing.assert_close(ours, true)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fscil.backbones.attention import attention
 from fscil.backbones.lora import KVLinear, LoRA
 from fscil.backbones.plain_vit import PlainViT
 from fscil.data.transforms import Colour
@@ -277,7 +278,7 @@ def attend(
     q, k = attn.q_norm(q), attn.k_norm(k)
     if prefix is not None:
         k, v = torch.cat([prefix[0].to(k.dtype), k], 2), torch.cat([prefix[1].to(v.dtype), v], 2)
-    out = F.scaled_dot_product_attention(q, k, v, scale=attn.scale)
+    out = attention(q, k, v, attn.scale)
     out = getattr(attn, "norm", nn.Identity())(out.transpose(1, 2).reshape(batch, -1, width))
     return attn.proj_drop(attn.proj(out))
 
