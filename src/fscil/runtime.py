@@ -20,6 +20,7 @@ from fscil.errors import UserError, nearest
 
 T = TypeVar("T")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+EVAL_BATCH = {"cuda": 256, "cpu": 32}  # images per pass outside training; on a CPU, more leave its caches
 
 
 class Place(TypedDict):
@@ -115,8 +116,7 @@ class Runtime:
         bf16 = precision == "bf16" or (precision == "auto" and place.type == "cuda" and torch.cuda.is_bf16_supported())
         dtype = torch.bfloat16 if bf16 else torch.float64 if precision == "fp64" else torch.float32
         on_cuda = place.type == "cuda"
-        if on_cuda:
-            rest.setdefault("batch_size_eval", 256)
+        rest.setdefault("batch_size_eval", EVAL_BATCH.get(place.type, cls.batch_size_eval))
         use_compile = on_cuda if compile == "auto" else compile in ("on", True, "true")
         return cls(
             device=place,

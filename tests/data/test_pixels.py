@@ -8,7 +8,7 @@ from scipy import stats
 from torchvision import transforms
 from torchvision.transforms import functional as TF
 
-from fscil.data.pixels import DRAWS, ImageStore, Pixels, keyed_uniform, random_boxes
+from fscil.data.pixels import DRAWS, ImageStore, Pixels, gather, keyed_uniform, random_boxes
 from fscil.data.transforms import Transform
 
 
@@ -113,6 +113,17 @@ def test_store_holds_images_of_any_size_unchanged():
     padded = store.batch(torch.tensor([1, 0]))
     assert store.sizes_of(torch.tensor([1, 0])).tolist() == [[8, 2], [3, 5]]
     assert np.array_equal(padded[1, :3, :5].numpy(), pictures[0])
+
+
+def test_images_are_gathered_in_one_read_with_their_border_repeated():
+    """What a GPU does instead of copying image by image."""
+    pictures = photos([(3, 5), (8, 2), (1, 1)])
+    store, chosen = ImageStore.from_list(pictures), torch.tensor([1, 0, 2])
+    batch = gather(store.flat, store.offsets[chosen], store.sizes[chosen], 8, 5)
+    for found, index in zip(batch, chosen.tolist(), strict=True):
+        height, width, _ = pictures[index].shape
+        expected = np.pad(pictures[index], ((0, 8 - height), (0, 5 - width), (0, 0)), mode="edge")
+        assert np.array_equal(found.numpy(), expected)
 
 
 def test_fingerprint_names_what_a_view_yields():

@@ -21,6 +21,7 @@ from fscil.data.pixels import ImageStore, Pixels
 from fscil.data.transforms import Transform
 from fscil.errors import UserError
 from fscil.heads.embeddings import gaussian_features
+from fscil.methods import cost
 from fscil.runtime import Runtime
 from fscil.teachable import expense, starting
 from fscil.teachable.estimator import FewShotClassifier, Notice
@@ -471,6 +472,22 @@ def test_training_that_does_not_fit_into_memory_is_not_begun_unasked(weights, mo
     monkeypatch.setattr(expense, "estimate_passes", lambda *a: dataclasses.replace(estimate(*a), available=1.0))
     plan, _ = expense.choose_plan(clf, images, 10, backbone, runtime)
     assert not plan.trains and "of memory and 0 kB are free" in plan.untrained
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_long_training_says_what_would_be_faster_where_it_would(has_bf16, weights, monkeypatch):
+    monkeypatch.setattr(cost, "cpu_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(cost, "LONG", 0)
+    images = Pixels(ImageStore.from_list(pictures(range(10), 20)[0]), Transform(48, resize=55))
+
+    def said(train, precision):
+        runtime = Runtime.make("cpu", precision)
+        plan = make_plan("smp", 10, 200, train, options=TINY_TRAINING, on_gpu=False)
+        backbone = loading.make_backbone(BACKBONE, weights).prepare(runtime)
+        return str(expense.estimate_fit(plan, images, 10, backbone, runtime))
+
+    assert ("--precision bf16" in said("always", "fp32")) is has_bf16
+    assert "--precision" not in said("always", "bf16") and "--precision" not in said("never", "fp32")
 
 
 def test_a_fit_that_was_stopped_goes_on_and_ends_the_same(weights, tmp_path, monkeypatch):

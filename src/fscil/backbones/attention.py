@@ -12,7 +12,7 @@ SHORT = 256  # tokens up to which the weights of all pairs are kept: 0.1 MB a he
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Attention of queries (b, h, n, d) over keys and values (b, h, t, d).
 
-    PyTorch's fused kernel, but for bf16 on a CPU: there it multiplies in float32, and two plain products take a third of
+    PyTorch's fused kernel, but for bf16 on a CPU: there it multiplies in float32, and two plain products take half of
     its time with gradients (benchmarks/RESULTS.md).
 
     >>> q, k, v = torch.randn(3, 2, 4, 8, 16).unbind(0)

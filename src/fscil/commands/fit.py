@@ -48,6 +48,13 @@ def fit(
     ] = 0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 2023,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="auto, fp32, bf16. auto: bf16 on a GPU, fp32 on a CPU, though one that has bf16 trains about three "
+            "times as fast with it."
+        ),
+    ] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="What was learned, and what there is to say, as JSON.")
     ] = False,
@@ -103,6 +110,7 @@ def fit(
             thumbnails=thumbnails,
             seed=seed,
             device=device,
+            precision=precision,
             verbose=not quiet,
         )
         try:

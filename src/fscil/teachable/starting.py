@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fscil.teachable.model import Teachable
 
 STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything else
-CPU_BATCH = 32  # pictures per forward pass on a CPU: larger batches leave its caches
 CHOICES = {
     "train": ("auto", "always", "never"),
 }
@@ -61,10 +60,7 @@ def check_options(method: str, options: Mapping[str, Any] | None) -> None:
 
 def start_runtime(device: str, precision: str, seed: int, verbose: bool) -> Runtime:
     """Without compilation, which would start anew for every number of pictures taught."""
-    runtime = Runtime.make(device, precision, seed, compile="off", display=LiveDisplay(quiet=not verbose))
-    if runtime.device.type == "cpu":
-        runtime.batch_size_eval = CPU_BATCH
-    return runtime
+    return Runtime.make(device, precision, seed, compile="off", display=LiveDisplay(quiet=not verbose))
 
 
 def usual_backbone(runtime: Runtime) -> str:
