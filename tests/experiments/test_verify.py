@@ -1,6 +1,7 @@
 """`fscil verify`: what was altered is found, also where the hashes were altered with it; what is whole passes."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from importlib import metadata
@@ -119,6 +120,18 @@ def test_what_was_changed_together_with_its_hash_is_found(copy, check, said, nam
     found = failures(copy)
     assert next(iter(found)) == check and said in found[check], found
     assert len(found) == 1 or name == "split.json"  # without a list of images, there is no telling about shots either
+
+
+def test_settings_that_were_changed_everywhere_are_found(copy):
+    """config.yaml and results.json agree, hashes too; what was learned carries the mark of other settings."""
+    change(copy / "results.json", lambda r: r["config"]["options"].update(lr=0.7))
+    config = copy / "config.yaml"
+    text = config.read_text()
+    changed = re.sub(r"(?m)^(\s+lr:) .*$", r"\1 0.7", text)
+    assert changed != text
+    config.write_text(changed)
+    rehash(copy)
+    assert "not made under the settings" in failures(copy)["settings"]
 
 
 def _swap(tasks):
