@@ -33,7 +33,7 @@ from fscil.experiments.one_base import Draws, OneBase, fresh_head, represented, 
 from fscil.experiments.run import make_runtime
 from fscil.experiments.shelf import DiskShelf
 from fscil.methods.represented import Represented
-from fscil.strict import parse_setting
+from fscil.strict import flatten, merge, parse_setting
 
 FIGURES = ("A_0", "A_final", "A_avg", "hacc", "base", "new")
 OPEN_SET = ("auroc", "fpr95")
@@ -76,6 +76,23 @@ def make(text: str, config: RunConfig, settings: list[str], draws: Draws, runtim
     return represented(name, {**complete, **asked, **options}, draws.backbone, runtime)
 
 
+def check_settings(settings: list[str]) -> None:
+    """Refuse what `--set` would not change, with the option that does."""
+    flags = {"method": "--methods", "dataset": "--dataset", "seed": "--seeds", "head": "--heads"}
+    flags["runtime.device"] = "--device"
+    for key, value in flatten(merge(*map(parse_setting, settings))).items():
+        group, _, name = key.partition(".")
+        if group == "options" and name not in TRAINING:
+            raise UserError(
+                f"--set {key}={value}: only {', '.join(TRAINING)} are set for all methods; write it in --methods, "
+                f"as NAME:{name}={json.dumps(value)}"
+            )
+        flag = flags.get(key) or flags.get(group)
+        if flag is not None:
+            how = f", as NAME:{name}={json.dumps(value)}" if group == "head" else ""
+            raise UserError(f"--set {key}={value} has no effect: write it in {flag}{how}")
+
+
 def protocols(varied: list[str]) -> dict[str, dict[str, Any]]:
     """What each protocol changes in the data's settings, by its name; the first, without a name, changes nothing."""
     found: dict[str, dict[str, Any]] = {"": {}}
@@ -87,6 +104,8 @@ def protocols(varied: list[str]) -> dict[str, dict[str, Any]]:
             raise UserError(f'--vary "{text}": write it as KEY=A,B, for example data.shots=1,10')
         for value in values.split(","):
             setting = parse_setting(f"{key}={value}")["data"]
+            if key == "data.index_files":
+                setting["sampler"] = "index_files"
             found[f"{key.removeprefix('data.')}={value}"] = setting
     return found
 
@@ -106,6 +125,7 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     chosen = arguments()
+    check_settings(chosen.set)
     rows: list[dict[str, Any]] = []
     flags = {"backbone": chosen.backbone, "weights": chosen.weights}
     data = {"root": chosen.data_root, "limit": chosen.limit, "validation": chosen.validation or None}
@@ -152,7 +172,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         parts = []
         for figure in FIGURES:
             gaps = [own[figure] - first[figure] for own, first in pairs]
-            parts.append(f"{np.mean(gaps):+.2f} ({np.std(gaps):.2f})")
+            parts.append(f"{np.mean(gaps):+.2f}" + (f" ({np.std(gaps, ddof=1):.2f})" if len(gaps) > 1 else ""))
         print(f"{label[0]:32} {label[1]:28} " + " ".join(f"{part:>13}" for part in parts))
 
 

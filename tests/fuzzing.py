@@ -682,7 +682,7 @@ GRID = b"methods: [smp, teen]\ndatasets: glyphs\nseeds: [1, 2]\nset: {data.limit
 LEDGER = b'{"format_version": 1, "kind": "shots", "split_hash": "x", "tasks": {"1": {"cat": [1, 2]}}}'
 CSV = [b"path,label,split\na.jpg,cat,train\nb.jpg,cat,test\n", b"\xef\xbb\xbfa,x\nb,x\nc,y\nd,y\n"]
 TABLES = [b'path,label\na/1.jpg,owl\n"2.jpg", a jay\n', b"\xef\xbb\xbffile;label;x\r\na.jpg;owl;1\r\nb.jpg;jay\r\n"]
-SORTED = b"file,label,confidence,placed\r\n/a/1.jpg,owl,0.9931,owl/1.jpg\r\n/a/2.jpg,jay,0.5,\r\n"
+SORTED = b"file,label,confidence,placed,sha256\r\n/a/1.jpg,owl,0.9931,owl/1.jpg,9f86d0\r\n/a/2.jpg,jay,0.5,,\r\n"
 PARSERS = {
     "model": Parser(old("frozen/model.json", "trained/model.json"), parse_model, "json"),
     "state": Parser(old("frozen/state-0001.safetensors"), parse_state),

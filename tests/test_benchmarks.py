@@ -1,22 +1,32 @@
-"""`benchmarks/all.py`: what it rewrites, and that a benchmark that fails stops nothing. No benchmark runs here."""
+"""`benchmarks/all.py`: what it rewrites, and that a benchmark that fails stops nothing; `benchmarks/heads.py`: what it
+refuses and tabulates. No benchmark runs here."""
 
 from __future__ import annotations
 
 import importlib.util
+import statistics
 from pathlib import Path
 
 import pytest
 
+from fscil.config import DataConfig
+from fscil.errors import UserError
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def script(name, monkeypatch):
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmarks", ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def all_of_them(tmp_path, monkeypatch):
     """The script, on a folder with one benchmark that works and one that does not."""
-    spec = importlib.util.spec_from_file_location("all_benchmarks", ROOT / "benchmarks" / "all.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(__import__("sys").modules, spec.name, module)
-    spec.loader.exec_module(module)
+    module = script("all", monkeypatch)
     (tmp_path / "RESULTS.md").write_text("# Speed\n\nwritten by hand: 20.14 ms\n")
     (tmp_path / "broken.py").write_text("raise SystemExit('no such thing')")
     (tmp_path / "works.py").write_text("import sys; print('said\\n| a |\\n|---|\\n| \\\\1', sys.argv[1], '|')")
@@ -49,3 +59,43 @@ def test_only_its_own_parts_are_rewritten_and_a_failure_stops_nothing(all_of_the
     second = all_of_them.RESULTS.read_text()
     assert "changed" in second and "| \\1 7 |" not in second and second.count("works: begin") == 1
     assert second.endswith("also by hand\n") and "written by hand: 20.14 ms" in second
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("options.rank=4", "write it in --methods, as NAME:rank=4"),
+        ("options={rank: 4}", "write it in --methods, as NAME:rank=4"),
+        ("head.shrinkage=0.2", "write it in --heads, as NAME:shrinkage=0.2"),
+        ("seed=7", "write it in --seeds"),
+        ("runtime.device=cpu", "write it in --device"),
+        ("method=teen", "write it in --methods"),
+    ],
+)
+def test_heads_refuses_settings_that_would_change_nothing(setting, said, monkeypatch):
+    heads = script("heads", monkeypatch)
+    heads.check_settings(["options.epochs=2", "data.split=official"])
+    with pytest.raises(UserError) as caught:
+        heads.check_settings(["options.epochs=2", setting])
+    assert said in str(caught.value)
+
+
+def test_lists_of_shots_are_a_protocol_that_reads_them(monkeypatch):
+    heads = script("heads", monkeypatch)
+    data = heads.protocols(["data.index_files=lists"])["index_files=lists"]
+    assert DataConfig(**data).sampler == "index_files"
+
+
+def test_heads_says_how_paired_differences_spread(monkeypatch, capsys):
+    heads = script("heads", monkeypatch)
+
+    def rows(head, values):
+        figures = [dict.fromkeys(heads.FIGURES, value) for value in values]
+        return [{"method": "miam", "protocol": "", "head": head, "seconds": 1.0, **figure} for figure in figures]
+
+    heads.print_table([*rows("own", [60, 61, 62]), *rows("mpcc", [61, 63, 62.5])])
+    gaps = [1, 2, 0.5]
+    assert f"+{statistics.mean(gaps):.2f} ({statistics.stdev(gaps):.2f})" in capsys.readouterr().out
+    heads.print_table([*rows("own", [60]), *rows("mpcc", [61])])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "+1.00" in last and "(" not in last  # one pair says nothing about a spread

@@ -52,6 +52,16 @@ def test_values_out_of_range_are_refused(setting):
     assert setting.split("=")[0] in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "reader"), [("order_file", "data.class_order=file"), ("index_files", "data.sampler=index_files")]
+)
+def test_files_that_would_not_be_read_are_refused(name, reader):
+    with pytest.raises(UserError) as caught:
+        resolve(settings=[f"data.{name}=somewhere"])
+    assert f'data.{name} "somewhere" is read with' in str(caught.value) and reader in str(caught.value)
+    assert getattr(resolve(settings=[f"data.{name}=somewhere", reader]).data, name) == "somewhere"
+
+
 def test_layers_lie_in_the_stated_order(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("method: smp\nseed: 7\noptions: {epochs: 4, lr: 0.5, rank: 3}\nfast: {options: {epochs: 2}}\n")

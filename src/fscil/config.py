@@ -62,6 +62,10 @@ class DataConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise UserError(f'{name} "{value}" is not one of {", ".join(choices)}.{nearest(value, choices)}')
+        for name, key, reader in (("order_file", "class_order", "file"), ("index_files", "sampler", "index_files")):
+            file = getattr(self, name)
+            if file and getattr(self, key) != reader:
+                raise UserError(f'{name} "{file}" is read with data.{key}={reader} alone; set that as well.')
         for name, least in (("base", 1), ("way", 1), ("tasks", 0), ("shots", 1), ("limit", 1), ("validation_base", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

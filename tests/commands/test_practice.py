@@ -382,6 +382,21 @@ def test_sorting_copies_once_and_goes_on_where_it_was(model, photos, tmp_path, c
         assert run("predict", model, *([inbox] if wrong else []), *wrong) == 2
 
 
+def test_what_comes_under_an_old_name_is_sorted_too(model, photos, tmp_path, capsys):
+    inbox, out = tmp_path / "inbox", tmp_path / "inbox" / "sorted"  # below what is looked through
+    inbox.mkdir()
+    shown = sorted((photos / "test" / "class 1").iterdir())[:3]
+    for picture in shown[:2]:
+        shutil.copy(picture, inbox / "latest.png")
+        (entry,) = json.loads(say(capsys, "predict", model, inbox, "--sort-into", out, "--move", "--json"))
+        assert entry["file"] == str(inbox / "latest.png") and not (inbox / "latest.png").exists()
+    for picture in shown[2:0:-1]:  # and without --move
+        shutil.copy(picture, inbox / "latest.png")
+        assert len(json.loads(say(capsys, "predict", model, inbox, "--sort-into", out, "--json"))) == 1
+    assert say(capsys, "predict", model, inbox, "--sort-into", out, "--json") == "[]\n"
+    assert {file.read_bytes() for file in out.rglob("*.png")} == {file.read_bytes() for file in shown}
+
+
 def test_pictures_that_come_are_answered_until_control_c(model, photos, tmp_path, capsys, monkeypatch):
     inbox, pictures = tmp_path / "inbox", sorted((photos / "test" / "class 1").iterdir())
     inbox.mkdir()
@@ -413,6 +428,13 @@ def test_suggestions_can_be_copied_and_labelled(model, photos, tmp_path, capsys)
     strange = [entry for entry in entries if int(Path(entry["file"]).parent.name.split()[1]) >= 10]
     assert len(strange) >= 4  # four known classes and five unknown ones
     assert len(say(capsys, "suggest", model, photos / "test", "-n", "3").splitlines()) == 3
+
+
+def test_what_was_put_aside_to_be_labelled_is_not_suggested_again(model, photos, tmp_path, capsys):
+    pool = shutil.copytree(photos / "test", tmp_path / "pool")
+    for _ in range(2):
+        asked = ("suggest", model, pool, "-n", "1000", "--copy-to", pool / "label these", "--json")
+        assert len(json.loads(say(capsys, *asked))) == 36
 
 
 def test_evaluation_says_what_is_taken_for_what(model, photos, tmp_path, capsys):

@@ -456,7 +456,7 @@ def test_folder_with_train_and_test(pets, tmp_path):
     assert len(shades(dataset, "train")[0]) == 20
 
 
-@pytest.mark.parametrize("header", ["path,label,split\n", "image , label, split\n", ""])
+@pytest.mark.parametrize("header", ["path,label,split\n", "image , label, split\n", "filepath,label,split\n", ""])
 def test_csv_with_a_split(pets, header):
     rows = [
         (f"{name}/{i}.{'png' if i % 2 else 'JPG'}", name, "test" if i == 0 else "Train")
@@ -505,6 +505,23 @@ def test_a_saved_split_is_used_as_it_is(pets, tmp_path):
     assert again.manifest == first.manifest == Manifest.load(tmp_path / "split.json")
     with pytest.raises(UserError, match="a split of folder, not of cub200"):
         common.saved_split("cub200", DataConfig(split_file=str(tmp_path / "split.json")))
+
+
+def test_a_split_file_that_would_not_be_read_is_refused(pets, tmp_path):
+    (tmp_path / "split.txt").write_text("{}")
+    (pets / "list.csv").write_text("dog/1.png,dog\n")
+    for root in (pets, pets / "list.csv"):
+        with pytest.raises(UserError, match='split.txt": of dataset folder it is the split.json of a run'):
+            load_dataset("folder", DataConfig(root=str(root), split_file=str(tmp_path / "split.txt")))
+        with pytest.raises(UserError, match="nowhere.json"):
+            load_dataset("folder", DataConfig(root=str(root), split_file=str(tmp_path / "nowhere.json")))
+
+
+def test_lists_of_imagenet_r_do_not_split_a_pack(tmp_path):
+    for split in ("train", "test"):
+        picture(tmp_path / split / "n01443537" / "art.png", 0)
+    with pytest.raises(UserError, match="split.json of a run"):
+        load_dataset("imagenet_r", DataConfig(root=str(tmp_path), split_file=str(tmp_path)))
 
 
 def test_decoded_pixels_are_cached_until_a_file_changes(pets):

@@ -104,6 +104,26 @@ def test_rows_that_name_what_was_varied_are_not_marked_for_it(tmp_path, fscil):
     assert out.count("* Epochs 1 instead of 4.") == 3 and "SMP (margin=0.1)*" in out and "margin 0.1" not in out
 
 
+def test_a_head_that_the_row_is_named_by_is_not_marked_but_its_changed_options_are(tmp_path, fscil):
+    assert limits(result_of("miam", ["head.name=closed_form"])) == []
+    assert limits(result_of("miam", ["head.name=ranpac_balanced"])) == []  # an entry with options of its own
+    assert limits(result_of("miam", ["head.name=closed_form", "head.shrinkage=0.4"])) == [
+        "head.shrinkage 0.4 instead of 0.3"
+    ]
+    assert limits(result_of("miam", ["head.name=plda", "options.epochs=1"])) == ["epochs 1 instead of 4"]
+    for head in ("closed_form", "plda"):
+        write_json(tmp_path / head / "results.json", result_of("miam", [f"head.name={head}"]))
+    out = fscil("compare", tmp_path)[1]
+    assert "+MIAM + closed form" in out and "+MIAM + PLDA" in out and "*" not in out
+
+
+def test_a_head_that_a_recipe_of_another_head_was_given_is_compared_with_its_own_defaults(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("method: miam\nhead: {name: closed_form, shrinkage: 0.5}\n")
+    assert limits(result_of("miam", recipe=str(recipe))) == []
+    assert limits(result_of("miam", ["head={name: plda, shrinkage: 0.3}"], recipe=str(recipe))) == []
+
+
 def test_runs_as_their_recipes_have_them_carry_no_mark(tmp_path, fscil):
     for method in ("smp", "teen", "baseline"):
         write_json(tmp_path / method / "results.json", result_of(method))

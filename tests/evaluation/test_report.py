@@ -130,6 +130,12 @@ def test_every_shot_and_the_confused_images_are_shown(page, runs):
     assert sum(", taken for " in alt for alt in described) == sum(min(4, int(count)) for count in pairs)
 
 
+def test_the_title_names_a_chosen_head(runs, tmp_path):
+    copy = moved(runs[1], tmp_path, lambda results: results["config"].update(head={"name": "plda"}))
+    page = Page(write_report([copy], tmp_path / "r.html", images=False).read_text(encoding="utf-8"))
+    assert "Baseline + PLDA on Folder" in page.text and "Baseline on Folder" not in page.text
+
+
 def test_fisher_figure_only_where_adapters_were_merged(page, runs, tmp_path):
     assert "How the adapters were merged" in page.text
     baseline = write_report(runs[1:], tmp_path / "b.html").read_text(encoding="utf-8")

@@ -76,8 +76,22 @@ def test_grouping_gathers_seeds_and_names_what_differs(results):
     assert list(group_runs(shots)) == ["SMP (data.shots=1)", "SMP (data.shots=5)"]
     elsewhere = [made_up_result(seed=1), made_up_result(seed=2, runtime={"device": "cuda"}, recipe="x")]
     assert list(group_runs(elsewhere)) == ["SMP"]
-    with pytest.raises(UserError, match="seed 2023 appears twice"):
+    with pytest.raises(UserError, match="^SMP on Glyphs: two of the runs have the same settings and seed 2023; leave"):
         group_runs([made_up_result(), made_up_result()])
+
+
+def test_rows_are_told_apart_by_their_weights():
+    def with_weights(path, digest=None, seed=2023):
+        result = made_up_result(seed=seed, weights=path)
+        return {**result, "environment": {"backbone": {"hash": digest}}} if digest else result
+
+    assert list(group_runs([with_weights("here/a.safetensors"), with_weights("b.safetensors")])) == [
+        "SMP (weights=a.safetensors)", "SMP (weights=b.safetensors)",
+    ]  # fmt: skip
+    same_name = [with_weights("one/w.safetensors", "1" * 16), with_weights("two/w.safetensors", "2" * 16)]
+    assert list(group_runs(same_name)) == ["SMP (weights=w.safetensors)", "SMP (weights=w.safetensors 2222222)"]
+    copied = [with_weights(None, "1" * 16), with_weights("copy.safetensors", "1" * 16, seed=2024)]
+    assert {label: len(members) for label, members in group_runs(copied).items()} == {"SMP": 2}
 
 
 def test_over_seeds_is_the_sample_standard_deviation():

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from fscil.commands.compare import compare
 from fscil.config import resolve
 from fscil.errors import UserError
 from fscil.evaluation.tables import group_runs
@@ -69,6 +70,31 @@ def test_a_grid_from_yaml(tmp_path):
     path.write_text("settings: []\n")
     with pytest.raises(UserError, match="settings is empty"):
         read_grid(path)
+
+
+def test_what_a_grid_says_by_itself_cannot_be_set():
+    for key, value, said in (
+        ("seed", 7, "--seeds"),
+        ("method", "teen", "--methods"),
+        ("dataset", "cub200", "--dataset"),
+    ):
+        for where in ({"set": {key: value}}, {"settings": ({}, {key: value})}):
+            with pytest.raises(UserError, match=f"{key}={value} cannot be set: {said} says the {key}"):
+                GridSpec(**where)
+    with pytest.raises(UserError, match="fscil run --recipe"):
+        GridSpec(set={"recipe": "glyphs/smp_full"})
+
+
+def test_variants_that_would_be_one_row_are_refused():
+    for key, values in (("runtime.precision", "fp32,bf16"), ("evaluation.hacc", "group,class"), ("data.root", "a,b")):
+        with pytest.raises(UserError, match=f'^{key}: runs are told apart.*, and "{key}={values.split(",")[0]}" and'):
+            GridSpec(settings=parse_variants([f"{key}={values}"])).configs()
+    with pytest.raises(UserError, match='"options.rank=4" and "options.rank=4" are the same runs'):
+        GridSpec(settings=parse_variants(["options.rank=4,4"])).configs()
+    with pytest.raises(UserError, match="or what overrules them"):
+        GridSpec(settings=parse_variants(["data.limit=2,3"])).configs(data={"limit": 1})
+    # margin 0.2 is SMP's own and not the baseline's, so that the second is a row of its own
+    assert len(GridSpec(("smp", "baseline"), settings=({}, {"options.margin": 0.2})).configs()) == 4
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------
@@ -150,10 +176,32 @@ def test_bad_input_is_one_line(fscil, tmp_path, weights):
         ([tmp_path / "nowhere"], "does not exist"),
         ([tmp_path], "holds none"),
         ([tmp_path, "--methods", "smp"], "leave it out"),
+        ([tmp_path, "--set", "foo=bar"], "--set describes runs to make"),
+        ([tmp_path, "--limit", "99"], "--limit describes runs to make"),
+        ([tmp_path, "--fast"], "--fast describes runs to make"),
+        ([tmp_path, "--engine", "ray"], "--engine describes runs to make"),
+        (["--set", "seed=7"], "--seeds"),
+        (["--vary", "seed=1,2"], "--seeds"),
+        (["--vary", "runtime.precision=fp32,bf16"], "runtime.precision"),
     ):
         status, out, err = fscil("compare", *arguments)
         assert status == 2 and said in err and len(err.splitlines()) == 1, (arguments, err)
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_line_wins_over_a_grid_file_however_it_is_written(fscil, tmp_path, monkeypatch):
+    class Planned(Exception):
+        pass
+
+    def planned(output, configs):
+        raise Planned([(config.options["epochs"], config.options["rank"]) for config in configs])
+
+    monkeypatch.setattr("fscil.experiments.grid.plan", planned)
+    path = tmp_path / "grid.yaml"
+    for written in ("{options: {rank: 4}, options.epochs: 2}", "{options.epochs: 2, options: {rank: 4}}"):
+        path.write_text(f"methods: smp\nset: {written}\n")
+        with pytest.raises(Planned, match=r"\[\(1, 4\)\]"):
+            compare(grid=path, settings=["options.epochs=1"])
 
 
 def make_runs(folder):
@@ -233,6 +281,13 @@ def test_splice_replaces_only_what_is_between_the_marks(tmp_path):
         with pytest.raises(UserError, match='has no place for "a"'):
             splice(path, {"a": "x"})
         assert path.read_text() == damaged
+
+
+def test_splice_keeps_the_newlines_of_the_document(tmp_path):
+    path = tmp_path / "R.md"
+    path.write_bytes(b"before\r\n<!-- fscil:a -->\r\nold\r\n<!-- /fscil:a -->\r\nafter\r\n")
+    splice(path, {"a": "| x |\n| y |\n"})
+    assert path.read_bytes() == (b"before\r\n<!-- fscil:a -->\r\n| x |\r\n| y |\r\n<!-- /fscil:a -->\r\nafter\r\n")
 
 
 # ---- several processes ---------------------------------------------------------------------------------------------

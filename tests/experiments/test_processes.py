@@ -1,16 +1,40 @@
-"""One run over several processes gives what one process gives."""
+"""One run over several processes gives what one process gives, and runs side by side share out the cores."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from fscil.experiments import engines
 from fscil.files import load_tensors, read_json
 
 COMMAND = ["run", "--limit", "6", "--device", "cpu", "--quiet", "--precision", "fp32", "--set", "options.views=2"]
 COMMAND += ["--set", "data.base=6", "--set", "data.way=2", "--set", "data.tasks=2", "--set", "options.epochs=2"]
+
+
+@pytest.mark.parametrize("chosen, threads", [(None, 3), ("2", 5)])
+def test_workers_share_out_the_cores_unless_their_threads_are_chosen(monkeypatch, chosen, threads):
+    """torch has read OMP_NUM_THREADS by the time that a worker starts: here it took 5."""
+
+    class Ended:
+        def recv_bytes(self):
+            raise EOFError
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(engines, "_cores", lambda: 12)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    try:
+        engines._serve(Ended(), 0, 4)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.slow

@@ -87,6 +87,26 @@ def test_unknown_names_are_refused_with_the_nearest():
     assert list(choose(["all"])) == list(EXPERIMENTS) and list(choose(["shots", "main"])) == ["shots", "main"]
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("shots", "data.shots=2"),
+        ("margins", "options.margin=0.1"),
+        ("beyond-shots", "data.shots=2"),
+        ("beyond-sessions", "data.way=2"),
+        ("beyond-heads", "head.name=plda"),
+        ("beyond-ablation", "options.margins=[0.1]"),
+    ],
+)
+def test_what_names_the_rows_of_a_table_cannot_be_set_for_all(name, setting):
+    with pytest.raises(UserError, match=f'--set {setting.split("=")[0]}=.*the rows of "{name}" differ'):
+        request(name, settings=[setting])
+    assert request("main", settings=["data.shots=2"]).configs()
+    assert request("beyond-correction", settings=["data.validation=true"])  # set in all of its rows alike
+    with pytest.raises(UserError, match="--seeds says the seed"):
+        request(name, settings=["seed=7"])
+
+
 # ---- what is made --------------------------------------------------------------------------------------------------
 
 

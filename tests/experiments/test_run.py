@@ -19,6 +19,7 @@ from fscil.evaluation.results import load_results
 from fscil.experiments import run as protocol
 from fscil.experiments import run_folder
 from fscil.files import load_tensors, read_json
+from fscil.methods.represented import Represented
 from probe_world import (
     BASE,
     TASKS,
@@ -100,6 +101,24 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, monkeypatch, stop_a
     one, other = state(tmp_path / "whole"), state(tmp_path / "parts")
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
     assert not list((tmp_path / "parts" / "checkpoints").glob("task_*"))
+
+
+def test_a_resumed_run_keeps_the_diagnostics_of_the_base_task(tmp_path, monkeypatch):
+    """A head that has nothing to tell of a task leaves what was told before."""
+    config, learn = tiny_config("smp", epochs=1, rank=2, calibration="prototypes"), Represented.learn
+
+    def stop(method, task):
+        if task.index == 2:
+            raise Stop
+        learn(method, task)
+
+    whole = run(tmp_path / "whole", config)
+    with monkeypatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(Represented, "learn", stop)
+        run(tmp_path / "parts", config)
+    parts = run(tmp_path / "parts", resume=True, config=config)
+    assert parts.sessions[2]["diagnostics"]["fisher_norms"]
+    assert [s["diagnostics"] for s in parts.sessions] == [s["diagnostics"] for s in whole.sessions]
 
 
 def test_resuming_after_a_crash_between_metrics_and_checkpoint(tmp_path, monkeypatch):

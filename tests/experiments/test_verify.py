@@ -12,9 +12,12 @@ import torch
 from fscil.errors import UserError
 from fscil.evaluation.metrics import confusion, evaluate_session, summarise
 from fscil.evaluation.results import load_results
+from fscil.experiments import api
+from fscil.experiments import run as protocol
 from fscil.experiments.verify import learn_again, verify
 from fscil.files import load_tensors, read_json, save_tensors, write_json
-from probe_world import TASKS, numbers, rehash, run, stopped, tiny_backbone, tiny_config, tiny_stream, unhash
+from fscil.methods.teen import TEEN
+from probe_world import TASKS, Stop, numbers, rehash, run, stopped, tiny_backbone, tiny_config, tiny_stream, unhash
 
 pytestmark = pytest.mark.usefixtures("probe")
 SMALL = ["--limit", "3", "--device", "cpu", "--set", "data.base=6", "--set", "data.way=2", "--set", "data.tasks=2"]
@@ -240,6 +243,76 @@ def test_unfinished_and_unhashed_runs_are_checked_as_far_as_they_go(tmp_path, mo
     assert "bitwise the same" in again(tmp_path / "half").text
     before = numbers(run(tmp_path / "half", resume=True))
     assert before == numbers(load_results(tmp_path / "old"))  # looking changed nothing
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_a_run_that_stopped_after_the_base_task_is_intact(tmp_path, weights, monkeypatch, validation):
+    """Group averages of the base classes follow `way`; a validation stream of 4 + 3 classes has a way of 3 at most."""
+    settings = {"data.base": 7, "data.way": 4, "data.tasks": 2, "data.validation": validation, "options.epochs": 1}
+    settings |= {"data.validation_base": 4} if validation else {}
+    learn = TEEN.learn
+
+    def stop(method, task):
+        if task.index:
+            raise Stop
+        learn(method, task)
+
+    monkeypatch.setattr(TEEN, "learn", stop)
+    with pytest.raises(Stop):
+        api.run("teen", settings=settings, folder=tmp_path / "run", limit=7, weights=weights, device="cpu")
+    assert states(tmp_path / "run")["metrics"] == "ok", failures(tmp_path / "run")
+    (session,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    tensors, _ = load_tensors(tmp_path / "run" / "predictions" / "session_0.safetensors")
+    labels, top, base = tensors["labels"].numpy(), tensors["top"].numpy(), session["seen"]
+    right, *wrong = (
+        evaluate_session(labels, top, base, base, way)["base"] for way in ((3, 1, 4) if validation else (4, 1))
+    )
+    assert right == session["base"] and right not in wrong
+
+
+def test_a_session_that_is_not_there_is_left_out_and_the_next_folder_is_checked(
+    tmp_path, monkeypatch, fscil, glyph_run
+):
+    stopped(tmp_path / "at-once", monkeypatch, (0, 0))
+    stopped(tmp_path / "base", monkeypatch, (1, 0))
+    stream = tiny_stream()
+    of_base = torch.arange(16)  # its test images
+    base_alone = {"test": stream.test.select(of_base), "test_labels": stream.test_labels[of_base]}
+    run(tmp_path / "no-task", stream=replace(stream, tasks=stream.tasks[:1], shots={}, **base_alone))
+    folders = [tmp_path / name for name in ("at-once", "base", "no-task")]
+    status, out, _ = fscil("verify", "--again", "--json", *folders, glyph_run)
+    found = [(told["checks"][-1]["name"], told["checks"][-1]["state"]) for told in json.loads(out)]
+    assert status == 0 and found == [("again", "left out")] * 3 + [("again", "ok")]
+    assert [told["checks"][-1]["text"] for told in json.loads(out)][:3] == [
+        "no session is done yet", "no few-shot session is done yet", "the run has no few-shot task",
+    ]  # fmt: skip
+    for folder in folders:
+        status, _, err = fscil("verify", "--again", "--session", 1, folder)
+        assert status == 2 and f'--session 1: "{folder}" has no few-shot session' in err
+
+
+def test_damage_that_keeps_a_session_from_being_learned_again_does_not_hide_the_next_folder(copy, fscil, glyph_run):
+    (copy / "config.yaml").write_text("method: [")
+    status, out, _ = fscil("verify", "--again", "--json", copy, glyph_run)
+    damaged, whole = (told["checks"][-1] for told in json.loads(out))
+    assert status == 1 and (damaged["name"], damaged["state"], whole["state"]) == ("again", "failed", "ok")
+
+
+def test_predictions_of_other_code_are_not_put_down_to_the_machine(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        now = protocol.module_hashes
+        patched.setattr(protocol, "module_hashes", lambda *about: {**now(*about), "data/stream.py": "of another day"})
+        run(tmp_path / "run")
+        stopped(tmp_path / "half", monkeypatch, (2, 0))
+    assert "bitwise the same" in again(tmp_path / "run").text  # the change did not matter here
+    for name, said in (("run", "other code than the session's in data/stream.py"), ("half", "other code than")):
+        path = tmp_path / name / "predictions" / "session_1.safetensors"
+        tensors, meta = load_tensors(path)
+        save_tensors(path, {**tensors, "top": tensors["top"].roll(1, 1)}, meta)
+        check = again(tmp_path / name)
+        assert check.state == "failed" and said in check.text and "same CPU" not in check.text, check.text
+    change(tmp_path / "run" / "results.json", lambda r: r["environment"].update(torch="1.0"))
+    assert "instead of 1.0, other code than the session's in data/stream.py" in again(tmp_path / "run").text
 
 
 def test_what_is_refused(fscil, tmp_path, glyph_run):

@@ -212,6 +212,18 @@ def test_a_folder_that_cannot_be_written_is_not_the_clients_fault(model, monkeyp
         assert web.post("/learn", files=upload(10), data={"name": "heron"}).status_code == 200
 
 
+def test_a_model_folder_that_is_gone_is_not_the_clients_fault(model, tmp_path):
+    with client(model) as web:
+        model.rename(tmp_path / "aside")
+        for path, form in (("/learn", {"files": upload(10), "data": {"name": "heron"}}), ("/undo", {})):
+            answer = web.post(path, **form)
+            assert answer.status_code == 500 and "cannot be read just now" in answer.json()["detail"]
+            assert str(tmp_path) not in answer.text and "fscil fit" not in answer.text
+        assert not model.exists() and web.post("/predict", files=upload(1, 1)).status_code == 200
+        (tmp_path / "aside").rename(model)
+        assert web.post("/learn", files=upload(10), data={"name": "heron"}).status_code == 200
+
+
 # ---- who may, and how much ------------------------------------------------------------------------------------------
 def test_the_token(model):
     right = {"Authorization": f"Bearer {TOKEN}"}

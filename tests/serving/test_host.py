@@ -238,8 +238,9 @@ def test_a_folder_that_becomes_unreadable_does_not_stop_answers(host, model, mon
     (model / "model.json").write_bytes(good[:-100])
     assert host.recognise(views(1, 1, seed=1))[0].label == "class 1"
     assert "cannot be opened" in caplog.text
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="nothing was changed") as refusal:
         host.learn("heron", views(10))
+    assert str(model) not in str(refusal.value)
     (model / "model.json").write_bytes(good)
     assert host.learn("heron", views(10))["known"] == 5
 

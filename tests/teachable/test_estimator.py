@@ -110,6 +110,12 @@ def test_probabilities_are_a_softmax_over_the_classes(small):
 # ---- kinds of input ----
 
 
+def test_no_pictures_have_no_features(small):
+    assert small.predict([]).shape == (0,)
+    assert small.transform([]).shape == (0, small.embed(pictures([0], 1)[0]).shape[1])
+    assert small.transform([]).dtype == np.float32
+
+
 def test_every_kind_of_picture_gives_the_same_answer(small, tmp_path):
     images, labels = pictures([0, 3], 2, seed=1)
     paths = []
@@ -203,6 +209,22 @@ def test_forgetting_equals_never_having_learned(model):
     queries, _ = pictures([*range(5), 10, 11], 2, seed=1)
     np.testing.assert_allclose(model.predict_proba(queries), expected.predict_proba(queries), atol=1e-4)
     np.testing.assert_allclose(model.unknown_scores(queries), expected.unknown_scores(queries), rtol=1e-3)
+
+
+def test_what_too_few_pictures_are_left_to_say_stays_as_it_was(model):
+    """19 pictures are needed for a promise of 5 %, of which 15 are left after two of five classes of five."""
+    model.learn(*pictures([10], 5)).forget("class 0")
+    before = model.calibration_
+    assert before["threshold"] is not None and before["held_out"] == 20
+    model.forget("class 1")
+    assert model.calibration_["threshold"] == before["threshold"] and model.calibration_["held_out"] == 15
+    for number in range(2, 5):
+        before = model.calibration_
+        model.forget(f"class {number}")
+    assert model.calibration_["held_out"] == 0 and model.calibration_["held_out_rejection"] is None
+    assert model.calibration_["temperature"] == before["temperature"] and model.calibration_["threshold"] is not None
+    model.undo(5)
+    assert model.calibration_["held_out"] == 25
 
 
 def test_undo_takes_back_any_number_of_changes(model):
@@ -522,6 +544,25 @@ def test_a_fit_that_was_stopped_goes_on_and_ends_the_same(weights, tmp_path, mon
     np.testing.assert_array_equal(again.embed(lesson[0]), whole.embed(lesson[0]))
 
 
+def test_a_fit_that_was_stopped_does_not_go_on_with_other_labels(weights, tmp_path, monkeypatch):
+    options = TINY_TRAINING | {"epochs": 2}
+    clf = FewShotClassifier("smp", BACKBONE, weights=weights, train="always", options=options, device="cpu")
+    images, labels = pictures(range(4), 10)
+    corrected = labels[:-2] + ["class 0"] * 2
+    whole, kept = clone(clf).fit(images, corrected), expense.FitKeeper.save
+
+    def stop(keeper, stage, tensors):
+        kept(keeper, stage, tensors)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(expense.FitKeeper, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            clone(clf).fit(images, labels, progress=tmp_path / "progress")
+    again = clone(clf).fit(images, corrected, progress=tmp_path / "progress")
+    np.testing.assert_array_equal(again.embed(images), whole.embed(images))
+
+
 def test_without_a_gpu_the_backbone_is_one_that_a_cpu_can_carry():
     assert FewShotClassifier().backbone == "auto"
     assert starting.usual_backbone(Runtime()) == "deit_tiny_patch16_224.fb_in1k"
@@ -585,6 +626,8 @@ def test_thumbnails_are_kept_only_by_choice_and_follow_every_change(model, weigh
         (dict(method="spm"), 'Did you mean "smp"'),
         (dict(head="closed"), 'Did you mean "closed_form"'),
         (dict(train="yes"), "not one of auto, always, never"),
+        (dict(precision="fp16"), '--precision "fp16" is not one of auto, fp32, bf16'),
+        (dict(precision="fp64"), '--precision "fp64" is not one of auto, fp32, bf16'),
         (dict(false_rejection=2.0), "--false-rejection .false_rejection. is 2.0"),
         (dict(options={"epochz": 3}, train="always"), 'Did you mean "options.epochs"'),
         (dict(preprocessing={"flipp": 1}), 'Did you mean "transform.flip"'),
@@ -606,6 +649,9 @@ def test_bad_pictures_and_labels_are_refused(small, weights):
         (images[:3], labels[:3], "at least two classes"),
         (images, ["a", "", *labels[2:]], "cannot be a class name"),
         (images, ["a", "b\nc", *labels[2:]], "cannot be a class name"),
+        (images, [*labels[:-1], None], "label at position 8 is missing .None"),
+        (images, [labels[0], float("nan"), *labels[2:]], "label at position 1 is missing .nan"),
+        (images, [1, 1, np.float64("nan"), *[2] * 6], "label at position 2 is missing .nan"),
         ([*images[:-1], "nowhere.png"], labels, "nowhere.png .no such file"),
         ([*images[:-1], np.full((8, 8, 3), 7.0)], labels, "within .0, 1."),
         ([*images[:-1], np.zeros((8, 8, 5), np.uint8)], labels, "not a picture"),
@@ -614,6 +660,13 @@ def test_bad_pictures_and_labels_are_refused(small, weights):
         with pytest.raises(UserError, match=message):
             fresh.fit(X, y)
     assert not fresh.__sklearn_is_fitted__()
+
+
+def test_a_lesson_with_a_missing_label_teaches_nothing(model):
+    images, labels = pictures([10], 3)
+    with pytest.raises(UserError, match="position 2 is missing"):
+        model.learn(images, [*labels[:2], None])
+    assert len(model.classes_) == 5
 
 
 def test_a_known_class_is_offered_for_adding(model):

@@ -51,6 +51,12 @@ def test_a_model_comes_back_as_it_was(saved):
     assert clf.size_ == sum(file.stat().st_size for file in saved.glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("precision", ["fp16", "fp64"])
+def test_a_precision_that_models_do_not_have_is_refused(saved, precision):
+    with pytest.raises(UserError, match=f'--precision "{precision}" is not one of auto, fp32, bf16'):
+        FewShotClassifier.load(saved, precision=precision)
+
+
 def test_undo_works_across_restarts(saved):
     before = answers(saved)
     clf = FewShotClassifier.load(saved).forget("class 1").learn(*pictures([11], 3))

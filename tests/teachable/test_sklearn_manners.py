@@ -173,6 +173,33 @@ def test_cross_validation_in_two_processes_gives_its_estimators_back(weights):
         assert set(estimator.predict(images)) <= set(labels)
 
 
+CUT = {"flip": 0.0, "scale": (0.4, 0.9), "resize": 60, "normalize": "half"}
+TRAINED = {"train": "always", "options": {"epochs": 1, "rank": 2}}
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"head": "plda", "preprocessing": CUT},
+        {"head": {"name": "fecam"}},
+        {"head": "mpcc"},
+        {"head": "prototypes"},
+        {"method": "smp", "head": "prototypes", **TRAINED},
+        {"method": "chord", **TRAINED},
+        {"method": "teen", "head": "plda", **TRAINED},
+    ],
+)
+def test_a_loaded_model_is_fitted_again_as_it_was(weights, tmp_path, chosen):
+    lesson = pictures(range(4), 6)
+    clf = FewShotClassifier(**{"backbone": BACKBONE, "weights": str(weights), "device": "cpu", **chosen}).fit(*lesson)
+    clf.save(tmp_path / "model")
+    loaded = FewShotClassifier.load(tmp_path / "model", device="cpu", weights=weights)
+    again = clone(loaded).fit(*lesson)
+    assert again.config_ == {**clf.config_, "options": again.config_["options"]} and again.transform_ == clf.transform_
+    np.testing.assert_array_equal(again.predict_proba(QUERIES), clf.predict_proba(QUERIES))
+
+
 def test_partial_fit_learns_what_is_new(weights):
     (first, names), (later, more) = pictures(range(3), 5), pictures([10], 5)
     clf = FewShotClassifier(backbone=BACKBONE, weights=weights)

@@ -10,7 +10,7 @@ import torch
 
 from fscil.errors import UserError
 from fscil.teachable.model import Teachable
-from fscil.teachable.sorting import Sorted, place_file
+from fscil.teachable.sorting import Sorted, pictures_beside, place_file
 from fscil.teachable.suggesting import suggest, suggest_from
 from made_up_pictures import BACKBONE, pictures
 
@@ -79,7 +79,35 @@ def test_what_was_sorted_is_known_again(tmp_path):
     assert file not in into
     assert into.put(file, "and/or", 0.5) == tmp_path / "out" / "and_or" / "a.jpg"
     assert file in into and file in Sorted(tmp_path / "out") and tmp_path / "b.jpg" not in Sorted(tmp_path / "out")
+    (tmp_path / "out" / "and_or" / "a.jpg").rename(tmp_path / "out" / "corrected.jpg")
+    assert file in Sorted(tmp_path / "out")  # what somebody put right is not sorted wrong again
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "answers.csv").write_text("something else\n1\n")
     with pytest.raises(UserError, match="no table of sorted pictures"):
         Sorted(tmp_path / "odd")
+
+
+@pytest.mark.parametrize("how", ["copy", "link", "move"])
+def test_another_picture_under_an_old_name_is_a_new_one(tmp_path, how):
+    file, out = tmp_path / "latest.png", tmp_path / "out"
+    file.write_bytes(b"one")
+    Sorted(out, how).put(file, "jay", 0.5)
+    assert (file in Sorted(out, how)) == (how != "move")
+    file.write_bytes(b"two")
+    again = Sorted(out, how)
+    assert file not in again
+    if how != "link":  # a link shows what lies there now
+        again.put(file, "jay", 0.5)
+        assert sorted(path.read_bytes() for path in (out / "jay").iterdir()) == [b"one", b"two"]
+        assert file.exists() == (file in again) == (how == "copy")
+
+
+def test_a_folder_within_what_is_looked_through_is_passed_over_unless_it_is_asked_for(tmp_path):
+    own, done = tmp_path / "a.png", tmp_path / "sorted" / "unknown" / "b.png"
+    done.parent.mkdir(parents=True)
+    own.touch()
+    done.symlink_to(own)  # as --link puts it there
+    assert pictures_beside(tmp_path / "sorted", [tmp_path]) == [own]
+    assert pictures_beside(tmp_path / "sorted", [own, tmp_path / "sorted"]) == [own]  # as a shell expands *
+    assert pictures_beside(tmp_path / "sorted", [done.parent, own, done]) == [done, own, done]
+    assert pictures_beside(tmp_path / "elsewhere", [tmp_path]) == pictures_beside(None, [tmp_path]) == [own, done]

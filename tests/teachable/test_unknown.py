@@ -13,6 +13,7 @@ from fscil.maths.discriminant import discriminant
 from fscil.teachable.unknown import (
     DEFAULT_BACKGROUND,
     KnownSpace,
+    after_training,
     choose_score,
     fit_temperature,
     oas_shrinkage,
@@ -113,11 +114,39 @@ def test_left_out_scores_equal_a_space_that_never_saw_the_picture():
 def test_base_pictures_left_out_are_left_out_of_covariances_and_background_too():
     features, labels = clouds()
     space = replace(KnownSpace.of(features, labels, 4, 0.3), background=0.4)
-    got = space.left_out_base_scores(features, labels, (len(labels), 4), relative=True)
+    got = space.left_out_base_scores(features, labels)
     for row in range(0, len(labels), 7):
         rest = torch.arange(len(labels)) != row
         without = replace(KnownSpace.of(features[rest], labels[rest], 4, 0.3), background=0.4)
         torch.testing.assert_close(got[row], without.scores(features[[row]])[0], rtol=1e-4, atol=1e-3)
+
+
+def test_pictures_are_left_out_of_what_forgotten_classes_were_part_of_as_well():
+    """The covariances stay those of all base classes: a picture weighs in them what it weighed when they were made."""
+    features, labels = clouds()
+    space = replace(KnownSpace.of(features, labels, 4, 0.3), background=0.4)
+    for _ in range(3):
+        space.forget(0)
+    space = KnownSpace.restored(space.state())
+    own = labels == 3
+    got = space.left_out_base_scores(features[own], torch.zeros(30, dtype=torch.int64))
+    for row in range(0, 30, 7):
+        rest = torch.arange(len(labels)) != 90 + row
+        without = replace(KnownSpace.of(features[rest], labels[rest], 4, 0.3), background=0.4)
+        expected = without.scores(features[[90 + row]])[0, 3:]
+        torch.testing.assert_close(got[row], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_after_training_the_score_is_not_chosen_by_classes_that_were_trained_on():
+    features, labels = clouds(classes=12)
+    space = after_training(KnownSpace.of(features[::2], labels[::2], 12), features[1::2], labels[1::2])
+    assert (space.shrinkage, space.background) == (0.7, 0.0)
+    densities = space.scores(features[1::2], relative=False).double()
+    chances = (densities / space.softness).softmax(1).gather(1, labels[1::2, None])
+    for other in (0.3 * space.softness, 3 * space.softness):  # the temperature suits the posterior
+        assert chances.log().mean() > (densities / other).softmax(1).gather(1, labels[1::2, None]).log().mean()
+    nothing = after_training(KnownSpace.of(features, labels, 12, 0.9), features[:0], labels[:0])
+    assert (nothing.shrinkage, nothing.softness) == (0.9, 0.0)
 
 
 def test_a_class_of_one_picture_has_no_left_out_score():

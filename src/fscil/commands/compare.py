@@ -110,7 +110,7 @@ def compare(
     """
     from fscil.errors import UserError
     from fscil.evaluation.results import find_runs
-    from fscil.experiments.api import place_flags
+    from fscil.experiments.api import as_settings, place_flags
     from fscil.experiments.comparison import (
         GridSpec,
         check_places,
@@ -128,8 +128,14 @@ def compare(
     chosen = {"--methods": methods, "--dataset": dataset, "--seeds": seeds, "--vary": vary}
     given = [flag for flag, value in chosen.items() if value is not None]
     if folders:
-        if given or grid:
-            raise UserError(f"{(given or ['--grid'])[0]} describes runs to make; with run folders, leave it out")
+        of_runs: dict[str, Any] = {"--grid": grid, "--set": settings, "--backbone": backbone, "--weights": weights}
+        of_runs |= {"--data-root": data_root, "--limit": limit, "--fast": fast, "--device": device}
+        of_runs |= {"--precision": precision, "--tensorboard": tensorboard, "--track": track, "--jobs": jobs > 1}
+        of_runs |= {"--engine": engine != "local", "--address": address, "--cpus": cpus, "--gpus": gpus}
+        of_runs |= {"--memory": memory}
+        given += [flag for flag, value in of_runs.items() if value]
+        if given:
+            raise UserError(f"{given[0]} describes runs to make; with run folders, leave it out")
         results, problems = load_folders(find_runs(folders))
         leave_out(problems)
         if not results:
@@ -141,7 +147,7 @@ def compare(
         if given:
             raise UserError(f"--grid says what is compared; leave {given[0]} out")
         spec = read_grid(grid)
-        common = merge(spec.set, *(parse_setting(text) for text in settings or []))
+        common = merge(*map(parse_setting, [*as_settings(spec.set), *(settings or [])]))
         spec = GridSpec(spec.methods, spec.datasets, spec.seeds, spec.settings, common, spec.fast or fast)
     else:
         spec = GridSpec(
@@ -149,7 +155,7 @@ def compare(
             split_names(dataset or "glyphs"),
             parse_seeds(seeds or "1"),
             parse_variants(vary or []),
-            merge(*(parse_setting(text) for text in settings or [])),
+            merge(*map(parse_setting, settings or [])),
             fast,
         )
     if markdown is not None:

@@ -91,13 +91,12 @@ def predict(
         raise UserError("--engine, --workers and --address are for very many pictures: add --out results.parquet.")
     if url := next((name for name in pictures or () if "://" in name), None):
         raise UserError(f'"{url}" is a URL; add --out results.parquet to recognise what is there.')
-    from fscil.data.picture_files import expand
-    from fscil.teachable.sorting import Sorted
+    from fscil.teachable.sorting import Sorted, pictures_beside
     from fscil.teachable.watching import arrivals
 
     coming = arrivals(watch, sort_into) if watch is not None else iter(())
     next(coming, None)  # from here on pictures are new
-    files = expand(map(Path, pictures or ()))
+    files = pictures_beside(sort_into, map(Path, pictures or ()))
     into = Sorted(sort_into, "link" if link else "move" if move else "copy") if sort_into is not None else None
     show = _Answers("json" if as_json else "csv" if as_csv else "text", streaming=watch is not None)
     with notes():

@@ -38,9 +38,8 @@ def suggest(
     `fscil learn birds label-these --add`
     """
     from fscil.commands._shared import check_model, columns, notes, open_model, print_json
-    from fscil.data.picture_files import expand
     from fscil.errors import UserError
-    from fscil.teachable.sorting import folder_name, place_file
+    from fscil.teachable.sorting import folder_name, pictures_beside, place_file
 
     check_model(model, weights)
     for path in pictures:
@@ -48,7 +47,7 @@ def suggest(
             raise UserError(f'"{path}" does not exist; give pictures, or folders of them.')
     if copy_to is not None and copy_to.exists() and not copy_to.is_dir():
         raise UserError(f'--copy-to "{copy_to}" is a file; name a folder.')
-    files = expand(pictures)
+    files = pictures_beside(copy_to, pictures)
     from fscil.teachable.suggesting import suggest as choose
 
     with notes():

@@ -50,28 +50,36 @@ def tune(
     from fscil.config import resolve
     from fscil.display import LiveDisplay, output_console
     from fscil.evaluation.rendering import print_table, write_table
-    from fscil.evaluation.tables import dataset_title, metric, run_title
+    from fscil.evaluation.tables import dataset_title, run_title
     from fscil.experiments import tune as tuning
     from fscil.experiments.api import place_flags
-    from fscil.experiments.comparison import parse_seeds, parse_variants
+    from fscil.experiments.comparison import parse_seeds, parse_variants, refuse_apart
+    from fscil.strict import merge, parse_setting
 
     wanted = tuning.head_settings(parse_variants(vary))
-    metric(by)  # complains about its name
+    tuning.check_metric(by)
+    refuse_apart(merge(*map(parse_setting, settings or [])), "--method")
     flags = place_flags(
-        backbone=backbone, weights=weights, data_root=data_root, limit=limit, device=device, precision=precision
+        head=None if head == "own" else head,
+        backbone=backbone,
+        weights=weights,
+        data_root=data_root,
+        limit=limit,
+        device=device,
+        precision=precision,
     )
     groups: dict[str, list] = {}
     for seed in parse_seeds(seeds):
         config = resolve(method, dataset, None, settings or [], fast, seed=seed, **flags)
-        found = tuning.tune(config, wanted, head, draws, output / "shelf", LiveDisplay(quiet=quiet))
+        found = tuning.tune(config, wanted, draws, output / "shelf", LiveDisplay(quiet=quiet))
         for label, results in found.items():
             groups.setdefault(label, []).extend(results)
-    title = f"{run_title(method, None if head == 'own' else head)} on {dataset_title(dataset)}, validation stream"
+    title = f"{run_title(method, config.head.get('name'))} on {dataset_title(dataset)}, validation stream"
     console = output_console()
     for name, table in tuning.tuning_tables(groups, title).items():
         print_table(table, console)
         write_table(table, output / name)
-    tuning.save(groups, config, head, output / "tune.json")
+    tuning.save(groups, config, output / "tune.json")
     best = tuning.best_setting(groups, by)
     print(f"best by {by}: {best}" + ("" if quiet else f"; tables and every draw in {output}"))
 

@@ -56,7 +56,7 @@ def verify(
         yield from checks.verify(folder)
         if again:
             yield checks.learn_again(
-                folder, session or 1, LiveDisplay(), data_root=data_root, weights=weights, device=device
+                folder, session, LiveDisplay(), data_root=data_root, weights=weights, device=device
             )
 
     told, failed = [], False

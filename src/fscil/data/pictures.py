@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ def pair(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
         y = [names[int(label)] if names is not None else _plain(label) for label in labels]
     if y is None:
         raise UserError("labels are missing: pass y, a folder of class folders, or a dataset of pairs.")
-    pictures, labels = listed(X), [label_name(_plain(label)) for label in y]
+    pictures, labels = listed(X), [_named(label, position) for position, label in enumerate(y)]
     if len(pictures) != len(labels):
         raise UserError(f"there are {len(pictures)} pictures but {len(labels)} labels.")
     if not labels:
@@ -59,6 +60,14 @@ def pair(X: Any, y: Any = None) -> tuple[Sequence[Any], list[Label]]:
     if len({type(label) for label in labels}) > 1:
         labels = [str(label) for label in labels]
     return pictures, labels
+
+
+def _named(label: Any, position: int) -> Label:
+    label = _plain(label)
+    of_pandas = type(label).__name__ in ("NAType", "NaTType")
+    if label is None or of_pandas or (isinstance(label, float) and math.isnan(label)):
+        raise UserError(f"the label at position {position} is missing ({label}); give it, or leave that picture out.")
+    return label_name(label)
 
 
 def _plain(label: Any) -> Any:

@@ -42,6 +42,8 @@ def changed_settings(result: Result) -> dict[str, str]:
         stored = complete(config)
         recipe = (stored.recipe or "").removesuffix("+fast") or None
         usual = resolve(stored.method, stored.dataset, recipe, seed=stored.seed, weights=stored.weights)
+        if stored.head and usual.head.get("name") != stored.head["name"]:  # a run's title names the head that it chose
+            usual = complete({**usual.to_dict(), "head": {"name": stored.head["name"]}})
     except UserError:
         return {}
     known = (result.get("stream") or {}).get("usual") or {}  # of the dataset; runs from before this was kept: unknown

@@ -141,7 +141,8 @@ def _describe_run(folder: Path, result: tables.Result, identifier: str, no_image
     names, base = stream_facts["class_names"], stream_facts["base_classes"]
     counts = np.asarray(result["confusion"], dtype=np.int64)
     gallery = None if no_images else _Gallery(folder, result)
-    title = f"{tables.method_title(config['method'])} on {tables.dataset_title(config['dataset'])}"
+    name = tables.run_title(config["method"], (config.get("head") or {}).get("name"))
+    title = f"{name} on {tables.dataset_title(config['dataset'])}"
     date = (result["environment"].get("date") or "")[:10]
     parts = [f"seed {config['seed']}", config["backbone"], folder.name, *([date] if date else []), *reductions(result)]
     merging = ""

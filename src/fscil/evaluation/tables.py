@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from statistics import mean, stdev
 from typing import Any
 
@@ -158,11 +159,23 @@ def metric(name: str) -> Metric:
 # ---------------------------------------------------------------------------------------------- grouping and statistics
 
 
-def _setting(config: Mapping[str, Any]) -> dict[str, Any]:
+def _setting(config: Mapping[str, Any], weights: str | None) -> dict[str, Any]:
     """What sets one row apart from another: everything but the seed, where it was computed and where data lay."""
-    apart = {"seed", "recipe", "runtime", "evaluation", "weights"}
-    kept = {key: value for key, value in config.items() if key not in apart}
+    apart = {"seed", "recipe", "runtime", "evaluation"}
+    kept = {key: value for key, value in {**config, "weights": weights}.items() if key not in apart}
     return {key: value for key, value in flatten(kept).items() if key not in ("data.root", "data.download")}
+
+
+def _weights_name(result: Result, names: dict[str, str | None]) -> str | None:
+    """The name of the file that the backbone's weights came from. `names` has those of the results before, by hash: the
+    same weights keep their name wherever they lie, and others of the same name are told apart by their hash."""
+    path, backbone = result["config"].get("weights"), (result.get("environment") or {}).get("backbone") or {}
+    name, digest = PurePath(path).name if path else None, backbone.get("hash")
+    if digest is None:
+        return name
+    if digest not in names:
+        names[digest] = f"{name} {digest[:7]}" if name and name in names.values() else name
+    return names[digest]
 
 
 def group_runs(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -170,8 +183,9 @@ def group_runs(results: Iterable[Result]) -> dict[str, list[Result]]:
     differs between them, as in "SMP (data.shots=1)". Two results of one setting and seed are refused."""
     gathered: dict[tuple, list[Result]] = {}
     settings: dict[tuple, dict] = {}
+    weights: dict[str, str | None] = {}
     for result in results:
-        flat = _setting(result["config"])
+        flat = _setting(result["config"], _weights_name(result, weights))
         identity = tuple(sorted((key, repr(value)) for key, value in flat.items()))
         gathered.setdefault(identity, []).append(result)
         settings[identity] = flat
@@ -192,7 +206,8 @@ def group_runs(results: Iterable[Result]) -> dict[str, list[Result]]:
         seeds = [member["config"].get("seed") for member in members]
         if len(set(seeds)) < len(seeds):
             twice = next(seed for seed in seeds if seeds.count(seed) > 1)
-            raise UserError(f"{label}: seed {twice} appears twice among the results; name each run folder once")
+            where = f"{label} on {dataset_title(own['dataset'])}"
+            raise UserError(f"{where}: two of the runs have the same settings and seed {twice}; leave one of them out")
         groups[label] = members
     return groups
 

@@ -25,7 +25,7 @@ from fscil.experiments.api import as_settings
 from fscil.experiments.grid import Job, is_done
 from fscil.files import atomic_write
 from fscil.reading import parse_yaml, read_yaml
-from fscil.strict import build
+from fscil.strict import build, flatten
 
 FIRST_SEED = 2023  # the paper's seeds are 2023, 2024, 2025
 
@@ -45,17 +45,48 @@ class GridSpec:
         for name in ("methods", "datasets", "seeds", "settings"):
             if not getattr(self, name):
                 raise UserError(f"{name} is empty; name at least one")
+        for settings in (self.set, *self.settings):
+            refuse_apart(settings)
         object.__setattr__(self, "methods", expand_methods(self.methods))
 
     def configs(self, **flags: Any) -> list[RunConfig]:
         """The configuration of every run; `flags` are those of `resolve`. Seed by seed, so that a whole table of one
         seed is there first."""
-        return [
+        configs = [
             resolve(method, dataset, None, as_settings(self.set) + as_settings(variant), self.fast, seed=seed, **flags)
             for dataset, seed, method, variant in itertools.product(
                 self.datasets, self.seeds, self.methods, self.settings
             )
         ]
+        computed = [config.fingerprint() for config in configs]
+        rows = [computed[number :: len(self.settings)] for number in range(len(self.settings))]
+        for one, other in itertools.combinations(range(len(rows)), 2):
+            if rows[one] == rows[other]:
+                _refuse_one_row(self.settings[one], self.settings[other], configs[one], configs[other])
+        return configs
+
+
+def refuse_apart(settings: Mapping[str, Any], method: str = "--methods") -> None:
+    """Refuse settings that would have no effect, because something else says them; of the method, `method` does."""
+    said_by = {"method": method, "dataset": "--dataset", "seed": "--seeds"}
+    for key, value in settings.items():
+        if key == "recipe":
+            raise UserError(f"recipe={value}: runs take the recipe of their method; fscil run --recipe takes another")
+        if key in said_by:
+            raise UserError(f"{key}={value} cannot be set: {said_by[key]} says the {key}")
+
+
+def _refuse_one_row(one: Mapping[str, Any], other: Mapping[str, Any], made: RunConfig, also: RunConfig) -> None:
+    """Say why two variants would be the same runs, of whose configurations the first are `made` and `also`."""
+    before, after = flatten(made.to_dict()), flatten(also.to_dict())
+    names = [", ".join(f"{key}={value}" for key, value in flatten(variant).items()) for variant in (one, other)]
+    for key, value in before.items():
+        if value != after.get(key):
+            raise UserError(
+                f'{key}: runs are told apart by what they compute, and "{names[0]}" and "{names[1]}" compute the same '
+                "up to rounding; give each a compare and an --output of its own"
+            )
+    raise UserError(f'"{names[0]}" and "{names[1]}" are the same runs; leave one out, or what overrules them')
 
 
 def read_grid(path: str | Path) -> GridSpec:
@@ -243,11 +274,11 @@ def splice(path: str | Path, blocks: Mapping[str, str]) -> None:
     """Replace what stands between the marks of each block; a file that does not exist is made of the blocks."""
     path = Path(path)
     check_places(path, list(blocks))
-    known = (
-        path.read_text(encoding="utf-8") if path.exists() else "\n\n".join("\n".join(_marks(b)) for b in blocks) + "\n"
-    )
+    known = path.read_bytes().decode() if path.exists() else "\n\n".join("\n".join(_marks(b)) for b in blocks) + "\n"
+    end_of_line = "\r\n" if "\r\n" in known else "\n"
     for name, block in blocks.items():
         start, end = _marks(name)
         before, rest = known.split(start)
-        known = f"{before}{start}\n{block.strip()}\n{end}{rest.split(end)[1]}"
+        marked = f"{start}\n{block.strip()}\n{end}".replace("\n", end_of_line)
+        known = f"{before}{marked}{rest.split(end)[1]}"
     atomic_write(path, known)

@@ -226,8 +226,11 @@ def _serve(pipe: connection.Connection, number: int, of: int) -> None:
     """A worker's life: read a job, do it, say how it ended, until there are no more."""
     import signal
 
+    import torch
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // of)))
+    if "OMP_NUM_THREADS" not in os.environ:  # torch read it when it was imported: setting it now would do nothing
+        torch.set_num_threads(max(1, _cores() // of))
     _choose_gpu(number)
     while True:
         try:

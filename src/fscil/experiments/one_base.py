@@ -33,10 +33,11 @@ APART = 1000  # between the seeds of two draws
 
 @dataclass(frozen=True)
 class Draws:
-    """A backbone, and streams that differ in their few-shot tasks alone: base task and test images are the first's."""
+    """A backbone, and streams that differ in their few-shot tasks alone: the base task is the first's."""
 
     backbone: Backbone
     streams: Sequence[Stream]
+    tested: Stream  # one with all their classes, whose test images serve every stream
 
     @classmethod
     def make(
@@ -48,17 +49,22 @@ class Draws:
         protocols: Sequence[Mapping[str, Any]] = ({},),
     ) -> Draws:
         """`count` streams for each protocol, one protocol after the other. A protocol is what it changes in
-        `config.data`, as {"shots": 1}: the first nothing. Of all streams but the very first only the shots are read."""
+        `config.data`, as {"shots": 1}: the first nothing. Of all streams but the very first only the shots are read,
+        and the test images of the one with most classes."""
         dataset = dataset or load_dataset(config.dataset, config.data)
         backbone = make_backbone(config.backbone, config.weights, config.transform.size).prepare(runtime)
         transform, data = make_transform(config.transform, backbone), dataset.complete(config.data)
+
+        def cut(protocol: Mapping[str, Any], draw: int = 0) -> Stream:
+            own = build(DataConfig, {**asdict(data), **protocol}, "data.")
+            return make_stream(dataset, own, transform, config.seed + APART * draw, runtime.device)
+
         streams: list[Stream] = []
         for protocol in protocols:
             for draw in range(count):
-                changed = {**protocol, "limit": 1} if streams else protocol
-                own, seed = build(DataConfig, {**asdict(data), **changed}, "data."), config.seed + APART * draw
-                streams.append(make_stream(dataset, own, transform, seed, runtime.device))
-        return cls(backbone, streams)
+                streams.append(cut({**protocol, "limit": 1} if streams else protocol, draw))
+        widest = max(range(len(streams)), key=lambda number: len(streams[number].class_names))
+        return cls(backbone, streams, cut(protocols[widest // count]) if widest else streams[0])
 
 
 class OneBase:
@@ -68,7 +74,7 @@ class OneBase:
         self.method, self.draws = method, draws
         method.fit_base(self.stream.tasks[0])
         self.base = replace(method.lesson(self.stream.tasks[0]), number=0)
-        self.tests = method.features(self.stream.test)
+        self.tests = method.features(draws.tested.test)
         self.lessons = [self._lessons(stream) for stream in draws.streams]
 
     @property
@@ -95,11 +101,12 @@ class OneBase:
 
     @torch.no_grad()
     def _session(self, head: Head, stream: Stream, number: int) -> dict[str, Any]:
-        labels, seen = self.stream.test_labels, stream.seen(number)
+        labels, seen = self.draws.tested.test_labels, stream.seen(number)
         known = (labels < seen).to(self.tests.device)
+        to_come = (labels < len(stream.class_names)).to(self.tests.device) & ~known
         scores = head.scores(self.tests[known])
         top, true = scores.topk(min(5, seen), 1).indices.cpu().numpy(), labels[known.cpu()].numpy()
-        told = None if bool(known.all()) else openset.told_apart(scores, head.scores(self.tests[~known]))
+        told = openset.told_apart(scores, head.scores(self.tests[to_come])) if bool(to_come.any()) else None
         measured = metrics.evaluate_session(true, top, stream.base_classes, seen, stream.way)
         return {"session": number, **measured, "open_set": told}
 

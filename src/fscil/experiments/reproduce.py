@@ -15,6 +15,7 @@ from fscil.config import RunConfig, resolve
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
 from fscil.evaluation.limits import changes
+from fscil.strict import flatten, merge, parse_setting
 from fscil.text import file_name
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ class Experiment:
     title: str
     variants: Mapping[str, Variant]  # by label
     make: Make = field(repr=False)
+
+    def swept(self) -> set[str]:
+        """The settings in which its rows differ."""
+        rows = [set(variant.settings) for variant in self.variants.values()]
+        return {text.partition("=")[0] for row in rows for text in row - rows[0].intersection(*rows)}
 
 
 # ---- how each is made ----------------------------------------------------------------------------------------------
@@ -292,6 +298,19 @@ class Request:
     flags: Mapping[str, Any] = field(default_factory=dict)  # of `config.resolve`, as the command line gives them
     second_backbone: str | None = None
     second_weights: str | None = None
+
+    def __post_init__(self) -> None:
+        from fscil.experiments.comparison import refuse_apart
+
+        chosen = merge(*map(parse_setting, self.settings))
+        refuse_apart(chosen, "the table")
+        for key, value in flatten(chosen).items():
+            name = next((name for name, experiment in self.experiments.items() if key in experiment.swept()), None)
+            if name is not None:
+                raise UserError(
+                    f'--set {key}={value}: the rows of "{name}" differ in this setting and are named by it; '
+                    "leave the setting out, or make other tables with it"
+                )
 
     def config(self, dataset: str, seed: int, variant: Variant, fast: bool | None = None) -> RunConfig:
         flags = dict(self.flags)

@@ -26,6 +26,15 @@ from fscil.files import write_json
 AS_IT_IS = "as it is"  # the row of the head's own options, which the others are compared with
 METRICS = ("A_avg", "A_final", "hacc", "base", "new")
 GAINS = METRICS[:3]
+OF_WHOLE_RUNS = ("stored_images", "trainable_parameters", "minutes", "seconds", "passes")  # settings share them here
+
+
+def check_metric(name: str) -> None:
+    """Refuse a metric by which settings of a head cannot be told apart."""
+    tables.metric(name)
+    if name in OF_WHOLE_RUNS:
+        usable = ", ".join(known for known in tables.metrics() if known not in OF_WHOLE_RUNS)
+        raise UserError(f"--by {name}: settings of a head share one run, so it decides nothing; choose one of {usable}")
 
 
 def head_settings(variants: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -42,6 +51,8 @@ def head_settings(variants: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
                 f"--vary {strange}: one trained base serves options of the head alone (head.NAME); for others: "
                 f"fscil compare --set data.validation=true --vary {strange}=…"
             )
+        if "head.name" in variant:
+            raise UserError("--vary head.name: settings of one head are compared; run fscil tune with each --head NAME")
         options = {key.removeprefix("head."): value for key, value in variant.items()}
         settings[", ".join(f"{key}={value}" for key, value in options.items())] = options
     if len(settings) == 1:
@@ -52,13 +63,12 @@ def head_settings(variants: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
 def tune(
     config: RunConfig,
     settings: Mapping[str, Mapping[str, Any]],
-    head: str = "own",
     draws: int = 10,
     shelf: str | Path | None = None,
     display: LiveDisplay | None = None,
     dataset: Dataset | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """The results of every setting on every draw, by label. `head` is one of the registry, or `own`, the method's.
+    """The results of every setting on every draw, by label: of the head that `config` chooses, or of the method's own.
 
     The base is trained once; its adapter sets stay on `shelf`, where a later call finds them.
     """
@@ -67,18 +77,24 @@ def tune(
     runtime = make_runtime(config, display, **({"shelf": DiskShelf(shelf)} if shelf else {}))
     drawn = Draws.make(config, draws, runtime, dataset)
     method = represented(config.method, config.options, drawn.backbone, runtime)
+    head, chosen = head_name(config), {key: value for key, value in config.head.items() if key != "name"}
     for options in settings.values():
-        fresh_head(method, head, options)  # complains about an option before anything is trained
+        fresh_head(method, head, {**chosen, **options})  # complains about an option before anything is trained
     display.line(f"{config.method} on {config.dataset}, validation stream: {drawn.streams[0].protocol}")
     base = OneBase(method, drawn)
     groups: dict[str, list[dict[str, Any]]] = {}
     for label, options in settings.items():
         for draw in range(draws):
             about = {**config.to_dict(), "seed": f"{config.seed}, draw {draw}"}
-            result = base.examine(fresh_head(method, head, options), draw)
+            result = base.examine(fresh_head(method, head, {**chosen, **options}), draw)
             groups.setdefault(label, []).append({"config": about, "environment": {}, **result})
         display.line(f"{label}: A_avg {mean(result['summary']['A_avg'] for result in groups[label]):.2f}")
     return groups
+
+
+def head_name(config: RunConfig) -> str:
+    """The head that is tuned, as `--head` says it."""
+    return config.head.get("name", "own")
 
 
 def tuning_tables(groups: tables.Groups, title: str) -> dict[str, tables.Table]:
@@ -115,10 +131,10 @@ def best_setting(groups: tables.Groups, by: str = "A_avg") -> str:
     return max(means, key=lambda label: (sign * means[label], label == AS_IT_IS))
 
 
-def save(groups: tables.Groups, config: RunConfig, head: str, path: Path) -> None:
+def save(groups: tables.Groups, config: RunConfig, path: Path) -> None:
     """Everything that was measured, draw by draw."""
     measured = {
         label: [{"draw": result["config"]["seed"], **result["summary"]} for result in members]
         for label, members in groups.items()
     }
-    write_json(path, {"config": config.to_dict(), "head": head, "settings": measured})
+    write_json(path, {"config": config.to_dict(), "head": head_name(config), "settings": measured})

@@ -24,7 +24,9 @@ from fscil.errors import UserError
 from fscil.evaluation import metrics
 from fscil.evaluation.forms import StoredResults, parse_sessions, read_split_hash
 from fscil.evaluation.hashes import METRICS, RESULTS, RunHashes
+from fscil.evaluation.versions import modules_of
 from fscil.experiments.environment import environment
+from fscil.experiments.modules import combined, module_hashes
 from fscil.experiments.run import Examination, Parts, assemble, make_runtime
 from fscil.experiments.run_folder import json_able
 from fscil.files import load_tensors, read_json, refuse_links
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 TOLERATED = 0.02  # of the predictions may differ on another machine, which rounds otherwise
 PLACE = ("cpu", "torch", "device", "precision", "threads", "processes")  # what must be the same for the same bits
+MODULES_NAMED = 3  # where more of the code differs, the others are counted
 
 
 @dataclass(frozen=True)
@@ -254,11 +257,22 @@ def _told(stored: Any, again: Any) -> str:
 
 
 def _stream_facts(run: StoredRun) -> Mapping[str, int]:
-    """Base classes and classes per task: from the results, or from the sessions of an unfinished run."""
+    """Base classes and classes per task: from the results, or from what an unfinished run has."""
     if (run.folder / RESULTS).is_file():
         return run.results["stream"]
-    seen = [session["seen"] for session in run.sessions]
-    return {"base_classes": seen[0], "way": seen[1] - seen[0] if len(seen) > 1 else 1}
+    base, *later = [session["seen"] for session in run.sessions]
+    return {"base_classes": base, "way": later[0] - base if later else _way_to_come(run, base)}
+
+
+def _way_to_come(run: StoredRun, base: int) -> int:
+    """Classes per task of a run that stopped after the base task."""
+    data, split = run.config.data, read_json(run.folder / "split.json")
+    way = split.get("way", data.way)  # a stream that the run was given names its own
+    if way is None:
+        raise LeftOut("classes per task are not known before the first few-shot task")
+    if data.validation and data.base is not None:  # there few-shot classes are base classes that were set apart
+        way = min(way, data.base - base)
+    return int(way)
 
 
 def _results(run: StoredRun) -> str:
@@ -311,7 +325,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def learn_again(
     folder: str | Path,
-    session: int = 1,
+    session: int | None = None,
     display: LiveDisplay | None = None,
     stream: Stream | None = None,
     backbone: Backbone | None = None,
@@ -320,37 +334,62 @@ def learn_again(
     """Learn a few-shot session again from the checkpoint before it, and compare what comes out with what is stored:
     bit for bit on the same CPU and torch, else the best class of every test image. Nothing is written.
 
-    `places` say where things are now: data_root, weights, device. `stream` and `backbone` may be given as to `run`.
+    Without a `session` it is the first, and the check is left out where there is none yet. `places` say where things
+    are now: data_root, weights, device. `stream` and `backbone` may be given as to `run`.
     """
     run = StoredRun(Path(folder))
-    if not 1 <= session < len(run.sessions):
-        raise UserError(f'--session {session}: "{folder}" has the few-shot sessions 1 to {len(run.sessions) - 1}')
+    if session is not None:
+        _refuse_session(run, session)
+
+    def compare() -> str:
+        number = session or _first_few_shot(run)
+        config = _elsewhere(run.config, **places)
+        runtime = make_runtime(config, display or LiveDisplay(quiet=True))
+        parts = assemble(config, runtime, stream, backbone)
+        _same_start(run, parts)
+        parts.method.load_state(run.tensors("checkpoints", number - 1)[0])
+        task = parts.stream.tasks[number]
+        parts.method.learn(task)
+        labels, images, top = Examination(config.method, parts.method, parts.stream).after(task)
+        stored, _ = run.tensors("predictions", number)
+        if not torch.equal(labels.int(), stored["labels"]) or not torch.equal(images.cpu().int(), stored["images"]):
+            raise Failed("the test images here are not those of the run")
+        state = run.tensors("checkpoints", number)[0] if number in run.checkpoints() else {}
+        learned = {name: tensor.cpu() for name, tensor in parts.method.state().items()}
+        altered = [name for name in state if name not in learned or not torch.equal(state[name], learned[name])]
+        modules = module_hashes(parts.method, config.dataset)
+        verdict = _verdict(
+            top.int(), stored["top"], len(state), altered, _moved(run, runtime), _other_code(run, number, modules)
+        )
+        return f"session {number}, learned again: {verdict}"
+
+    return checked("again", compare)
+
+
+def _first_few_shot(run: StoredRun) -> int:
+    """The first few-shot session, if it was done."""
+    if not run.few_shot:
+        raise LeftOut("the run has no few-shot task")
+    if len(run.sessions) < 2:
+        raise LeftOut("no few-shot session is done yet")
+    return 1
+
+
+def _refuse_session(run: StoredRun, session: int) -> None:
+    """Refuse a --session that was not done, or whose start was not kept."""
+    try:
+        last = len(run.sessions) - 1
+    except LeftOut:
+        last = 0
+    if not 1 <= session <= last:
+        known = f"the few-shot sessions 1 to {last}" if last else "no few-shot session; leave --session out"
+        raise UserError(f'--session {session}: "{run.folder}" has {known}')
     if session - 1 not in run.checkpoints():
         kept = ", ".join(map(str, run.checkpoints()))
         raise UserError(
             f"--session {session} starts from the checkpoint of session {session - 1}; this run kept {kept} "
             "(runtime.keep=all keeps all)"
         )
-    config = _elsewhere(run.config, **places)
-    runtime = make_runtime(config, display or LiveDisplay(quiet=True))
-    parts = assemble(config, runtime, stream, backbone)
-
-    def compare() -> str:
-        _same_start(run, parts)
-        parts.method.load_state(run.tensors("checkpoints", session - 1)[0])
-        task = parts.stream.tasks[session]
-        parts.method.learn(task)
-        labels, images, top = Examination(config.method, parts.method, parts.stream).after(task)
-        stored, _ = run.tensors("predictions", session)
-        if not torch.equal(labels.int(), stored["labels"]) or not torch.equal(images.cpu().int(), stored["images"]):
-            raise Failed("the test images here are not those of the run")
-        state = run.tensors("checkpoints", session)[0] if session in run.checkpoints() else {}
-        learned = {name: tensor.cpu() for name, tensor in parts.method.state().items()}
-        altered = [name for name in state if name not in learned or not torch.equal(state[name], learned[name])]
-        verdict = _verdict(top.int(), stored["top"], len(state), altered, _moved(run, runtime))
-        return f"session {session}, learned again: {verdict}"
-
-    return checked("again", compare)
 
 
 def _elsewhere(config: RunConfig, data_root: Any = None, weights: Any = None, device: str | None = None) -> RunConfig:
@@ -377,7 +416,22 @@ def _moved(run: StoredRun, runtime: Runtime) -> list[str]:
     return [f"{key} {now[key]} instead of {then.get(key, 'unknown')}" for key in PLACE if now[key] != then.get(key)]
 
 
-def _verdict(top: Tensor, stored: Tensor, tensors: int, altered: Sequence[str], moved: Sequence[str]) -> str:
+def _other_code(run: StoredRun, session: int, modules: Mapping[str, str]) -> str:
+    """Which modules are not those that made the session; empty where none is, or where that is not known."""
+    code = run.sessions[session].get("code")
+    if code in (None, combined(modules)):
+        return ""
+    then = modules_of(run.results) if (run.folder / RESULTS).is_file() else {}
+    if combined(then) != code:  # not told, or those of a later session of a run that was resumed
+        return "other code than the session's"
+    changed = sorted(name for name in modules.keys() | then.keys() if modules.get(name) != then.get(name))
+    rest = f" and {len(changed) - MODULES_NAMED} more" if len(changed) > MODULES_NAMED else ""
+    return f"other code than the session's in {', '.join(changed[:MODULES_NAMED])}{rest}"
+
+
+def _verdict(
+    top: Tensor, stored: Tensor, tensors: int, altered: Sequence[str], moved: Sequence[str], other_code: str
+) -> str:
     """What to say of new and stored predictions, and of so many tensors of a checkpoint of which some are altered."""
     if torch.equal(top, stored) and not altered:
         return f"{len(top):,} predictions" + (f" and {tensors} tensors" if tensors else "") + " are bitwise the same"
@@ -385,8 +439,8 @@ def _verdict(top: Tensor, stored: Tensor, tensors: int, altered: Sequence[str], 
     said = f"{differ:,} of {len(top):,} predictions differ ({100 * differ / len(top):.2f} %)"
     if not moved:
         said += f", and so does the learned {altered[0]}" if altered else ""
-        raise Failed(f"{said}, on the same CPU and torch")
-    said += f"; {', '.join(moved)}"
+        raise Failed(f"{said}; {other_code}" if other_code else f"{said}, on the same CPU and torch")
+    said += f"; {', '.join([*moved, *([other_code] if other_code else [])])}"
     if differ > TOLERATED * len(top):
         raise Failed(f"{said}; rounding explains {TOLERATED:.0%} at most")
     return said

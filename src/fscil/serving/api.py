@@ -19,7 +19,7 @@ from fscil._version import __version__
 from fscil.errors import UserError
 from fscil.serving.batching import Batcher, Busy, Room
 from fscil.serving.gate import BUSY, Gate, Refusal, Scope, allowed_names, visitor
-from fscil.serving.host import Host
+from fscil.serving.host import Host, ModelUnavailable
 from fscil.serving.operating import add_operations, log_request
 from fscil.serving.schemas import Answers, Change, Classes, History, Problem, Undone
 from fscil.serving.workers import COLLECTED
@@ -261,7 +261,7 @@ def _explain_errors(app: Any) -> None:
 
     @app.exception_handler(UserError)
     async def explain(request: Request, error: UserError) -> JSONResponse:
-        ours = isinstance(error.__cause__, OSError)  # the folder could not be written: not the client's doing
+        ours = isinstance(error, ModelUnavailable) or isinstance(error.__cause__, OSError)  # not the client's doing
         return JSONResponse({"detail": str(error)}, 500 if ours else 422)
 
     @app.exception_handler(RequestValidationError)

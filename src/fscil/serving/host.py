@@ -48,6 +48,10 @@ class Limits:
     request_bytes: int = 100_000_000  # per request, all pictures together
 
 
+class ModelUnavailable(UserError):
+    """The model's folder is gone or damaged: nothing that whoever sent a lesson could mend, or need know more of."""
+
+
 class _Model(Teachable):
     """A model that keeps its notices for the person whose lesson caused them; warnings would go to everybody."""
 
@@ -232,7 +236,14 @@ class Host:
     def _teach(self, lesson: Callable[[_Model], dict[str, Any]]) -> dict[str, Any]:
         """Runs a lesson on a fresh copy of what is on disk; when it is written, the copy is the one that answers."""
         with self._teaching:
-            taught = self._open(backbone=self._backbone)
+            try:
+                taught = self._open(backbone=self._backbone)
+            except UserError as error:
+                log.warning("the model cannot be opened to be changed: %s", error)
+                raise ModelUnavailable(
+                    "the model's folder cannot be read just now and nothing was changed; whoever runs this finds the "
+                    "reason in its log."
+                ) from error
             with ModelFolder(self.path).lock():  # also over the stamp, so that it is of what was written here
                 with taught.editing():
                     event = lesson(taught)

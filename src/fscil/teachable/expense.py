@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fscil import registry
 from fscil.backbones.vit import Backbone
+from fscil.data.picture_files import Label
 from fscil.data.pixels import Pixels
 from fscil.files import load_tensors, save_tensors
 from fscil.methods.cost import Estimate, estimate_passes
@@ -64,13 +65,17 @@ def choose_plan(
 
 @contextlib.contextmanager
 def keeping(
-    folder: str | os.PathLike | None, runtime: Runtime, config: Mapping[str, Any], pictures: Tensor
+    folder: str | os.PathLike | None,
+    runtime: Runtime,
+    config: Mapping[str, Any],
+    pictures: Tensor,
+    labels: Sequence[Label],
 ) -> Iterator[None]:
     """Within the block, training keeps its progress in `folder`, if there is one; what ends well is not kept."""
     if folder is None:
         yield
         return
-    usual, runtime.keeper = runtime.keeper, (keeper := FitKeeper(Path(folder), config, pictures))
+    usual, runtime.keeper = runtime.keeper, (keeper := FitKeeper(Path(folder), config, pictures, labels))
     try:
         yield
         keeper.clear()
@@ -81,9 +86,9 @@ def keeping(
 class FitKeeper(Keeper):
     """Keeps the progress of `fit` in a folder, so that the same call goes on where it was stopped."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], pictures: Tensor):
+    def __init__(self, folder: Path, config: Mapping[str, Any], pictures: Tensor, labels: Sequence[Label]):
         self.folder = folder
-        described = json.dumps(config, sort_keys=True, default=str) + repr(pictures.tolist())
+        described = json.dumps([config, pictures.tolist(), labels], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(described.encode()).hexdigest()  # another fit does not pick it up
 
     def load(self, stage: str) -> dict[str, Tensor] | None:

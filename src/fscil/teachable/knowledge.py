@@ -22,7 +22,14 @@ from fscil.methods.base import Method
 from fscil.methods.represented import Represented
 from fscil.teachable.calibration import cross_validated, every
 from fscil.teachable.names import place_of
-from fscil.teachable.unknown import KnownSpace, choose_score, fit_temperature, max_logit, rejection_threshold
+from fscil.teachable.unknown import (
+    KnownSpace,
+    after_training,
+    choose_score,
+    fit_temperature,
+    max_logit,
+    rejection_threshold,
+)
 
 HELD_OUT_AT_MOST = 4000  # held-out pictures whose features are kept for calibration
 BACKGROUND_SHARE = 0.3  # of the pictures, to choose the score of fit on where none were held out
@@ -140,15 +147,17 @@ class Knowledge:
         count, self.judged = len(labels), (logits.argmax(1), labels) if len(labels) else None
         rejects = count > 0 and (self.space is not None or not self.method.features_fixed)
         threshold = rejection_threshold(scores, false_rejection) if rejects else None
+        if threshold is None:  # too few of the base pictures are left: what was known before some were forgotten
+            threshold = self.calibration.get("threshold")
         taught = self.taught["scores"]
         self.calibration = {
-            "temperature": fit_temperature(logits, labels) if count else 1.0,
+            "temperature": fit_temperature(logits, labels) if count else self.calibration.get("temperature", 1.0),
             "threshold": threshold,
             "score": "likelihood_ratio" if self.space is not None else "max_logit",
             "false_rejection": false_rejection,
             "held_out": count,
             "held_out_accuracy": float((logits.argmax(1) == labels).double().mean()) if count else None,
-            "held_out_rejection": float((scores < threshold).double().mean()) if threshold is not None else None,
+            "held_out_rejection": _rate(scores, threshold),
             "taught_rejection": _rate(taught[~taught.isnan()], threshold),
         }
 
@@ -251,6 +260,9 @@ class Knowledge:
         method.load_state(groups["method"])
         known = {key: value.to(method.runtime.device) for key, value in groups["known"].items()}
         space = KnownSpace.restored(known) if known else None
+        if space is not None and space.base == (0, 0):
+            left = [n for n, info in zip(space.counts.tolist(), record["classes"]) if info["base"]]
+            space.base = sum(left), len(left)
         classes, calibration = [dict(info) for info in record["classes"]], dict(record["calibration"])
         parts = groups["held"], groups["taught"], thumbnails, tensors["fingerprints"].clone()
         knowledge = cls(method, trained, space, *parts, classes, calibration)
@@ -277,7 +289,6 @@ def _describe_base(
     features = method.features(task.images)
     labels = task.labels.to(features.device)
     known = KnownSpace.of(features, labels, len(task.classes))
-    draw = method.runtime.generator("background")
     if trained:
         positions = torch.arange(len(held))
         if len(held) > HELD_OUT_AT_MOST:
@@ -286,14 +297,16 @@ def _describe_base(
         kept = method.features(held.select(positions)) if len(positions) else features[:0]
         kept_labels = held_labels[positions]
         step = every(len(kept), len(task.classes))
-        split = features, labels, kept[::step], kept_labels.to(labels.device)[::step]
+        if known.has_spread:
+            known = after_training(known, kept[::step], kept_labels.to(labels.device)[::step])
     else:  # nothing was trained, so cross-validation can use every picture
         kept, kept_labels = features, task.labels.clone()
+        draw = method.runtime.generator("background")
         part = (torch.rand(len(labels), generator=draw) < BACKGROUND_SHARE).to(labels.device)
         step = every(int(part.sum()), len(task.classes))
         split = features[~part], labels[~part], features[part][::step], labels[part][::step]
-    if known.has_spread and len(torch.unique(split[1])) == len(task.classes):
-        known.background, known.softness = choose_score(*split, known.shrinkage, draw)
+        if known.has_spread and len(torch.unique(split[1])) == len(task.classes):
+            known.background, known.softness = choose_score(*split, known.shrinkage, draw)
     return known if known.has_spread else None, {"features": kept.cpu(), "labels": kept_labels}
 
 

@@ -43,7 +43,9 @@ from fscil.teachable.starting import (
     check_options,
     check_parameters,
     describe_backbone,
+    fitted_head,
     open_backbone,
+    preprocessing_of,
     reopen_backbone,
     short_side,
     start_runtime,
@@ -145,7 +147,7 @@ class Teachable(Answering):
         (self.note if plan.untrained else self.runtime_.display.line)(self.plan_)
         if cost is not None:
             self.runtime_.display.line(str(cost))
-        with keeping(progress, self.runtime_, self.config_, pictures.fingerprints), method.remembering():
+        with keeping(progress, self.runtime_, self.config_, pictures.fingerprints, labels), method.remembering():
             if plan.trains or plan.head:
                 method.fit_base(task)
             else:
@@ -262,6 +264,8 @@ class Teachable(Answering):
                 method=config["method"],
                 backbone=chosen["name"],
                 weights=weights,
+                head=fitted_head(config),
+                train="always" if config["trained"] else "never",
                 options=dict(config["options"]),
                 **{key: parameters[key] for key in KEPT_PARAMETERS},
                 device=device,
@@ -271,6 +275,7 @@ class Teachable(Answering):
             )
             check_parameters(clf)
             clf.transform_ = build(Transform, config["transform"], "transform.")
+            clf.preprocessing = preprocessing_of(clf.transform_)
         except (KeyError, TypeError) as error:
             raise UserError(f'"{folder.path / "model.json"}" is not the head of a model (lacks {error}).') from error
         clf.runtime_ = start_runtime(device, precision, clf.seed, verbose)

@@ -142,7 +142,8 @@ class Recogniser:
         """Features (n, d) of pictures under the trained backbone, on the CPU; for methods whose features stay fixed."""
         method = self.knowledge.method
         parts = (read_pictures(X[at : at + AT_ONCE], self.short_side) for at in range(0, len(X), AT_ONCE))
-        return torch.cat([method.features(self.pixels(part.store)).cpu() for part in parts])
+        none = torch.zeros(0, method.feature_dim)
+        return torch.cat([none, *(method.features(self.pixels(part.store)).cpu() for part in parts)])
 
     def pixels(self, store: ImageStore) -> Pixels:
         return Pixels(store, self.transform, self.seed, device=self.runtime.device)

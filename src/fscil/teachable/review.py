@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -174,11 +173,10 @@ def _judged(
     """(log-densities of the classes (n, C), fit (n,)): left out where `seen`, and then NaN if nothing is left."""
     base = torch.tensor([info["base"] for info in knowledge.classes], device=features.device)
     base = torch.nn.functional.pad(base, (0, len(space.means) - len(base)))
-    size = int(space.counts[base].sum()), int(base.sum())  # exact unless base classes gained or lost pictures since
     densities = torch.zeros(len(features), len(space.means), dtype=torch.float64, device=features.device)
     fits = torch.zeros(len(features), device=features.device)
     for rows, left_out in (
-        (seen & base[labels], partial(space.left_out_base_scores, base=size)),
+        (seen & base[labels], space.left_out_base_scores),  # exact unless base classes gained pictures since
         (seen & ~base[labels], space.left_out_scores),
     ):
         if bool(rows.any()):

@@ -8,12 +8,13 @@ import filecmp
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from fscil.data.picture_files import expand
 from fscil.errors import UserError
-from fscil.files import atomic_path
+from fscil.files import atomic_path, digest_file
 from fscil.reading import TABLE_AT_MOST, parse_table, read_text
 from fscil.text import printable
 
@@ -21,7 +22,7 @@ How = Literal["copy", "link", "move"]
 ANSWERS = "answers.csv"  # what was sorted, in the folder it was sorted into
 FOLDER_BYTES = 240  # of a name; file systems take 255
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # Windows keeps these names
-COLUMNS = ("file", "label", "confidence", "placed")
+COLUMNS = ("file", "label", "confidence", "placed", "sha256")
 
 
 def folder_name(label: object) -> str:
@@ -33,6 +34,18 @@ def folder_name(label: object) -> str:
     name = re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", printable(label)).strip()
     name = re.sub(r"^\.", "_", name).encode()[:FOLDER_BYTES].decode(errors="ignore").rstrip(". ")
     return ("_" if DEVICES.fullmatch(name) else "") + name or "_"
+
+
+def pictures_beside(target: Path | None, paths: Iterable[Path]) -> list[Path]:
+    """`expand`, passing over what earlier runs put into `target`, unless a path names something in there."""
+    if target is None:
+        return expand(paths)
+    aside = target.resolve()
+
+    def within(path: Path) -> bool:  # by its folder: a link may lead out again
+        return path.parent.resolve().is_relative_to(aside)
+
+    return [file for path in paths for file in expand([path]) if within(path) or not within(file)]
 
 
 def place_file(file: Path, folder: Path, how: How = "copy") -> Path:
@@ -64,22 +77,31 @@ def place_file(file: Path, folder: Path, how: How = "copy") -> Path:
 
 
 class Sorted:
-    """A folder that pictures are sorted into, with a table of them; one in the table is not asked about again."""
+    """A folder that pictures are sorted into, with a table of them; one in the table is not asked about again.
+
+    The table knows a picture by its file and its content: another one may come under an old name.
+    """
 
     def __init__(self, folder: Path, how: How = "copy"):
         self.folder, self.how = folder, how
         if folder.exists() and not folder.is_dir():
             raise UserError(f'--sort-into "{folder}" is a file; name a folder.')
         self.table = folder / ANSWERS
-        self.done: set[str] = set()
+        self.done: dict[str, str] = {}  # file -> SHA-256 of what it held when it was sorted
         if self.table.exists():
             names, rows = parse_table(read_text(self.table, TABLE_AT_MOST), self.table)
             if tuple(names) != COLUMNS:
                 raise UserError(f'"{self.table}" is no table of sorted pictures; choose another --sort-into.')
-            self.done = {row["file"] for row in rows if row["placed"]}
+            self.done = {row["file"]: row["sha256"] for row in rows if row["placed"]}
 
     def __contains__(self, file: Path) -> bool:
-        return printable(file.resolve()) in self.done
+        before = self.done.get(printable(file.resolve()))
+        if before is None or self.how == "move":  # what was moved is gone: whatever lies there came since
+            return False
+        try:
+            return digest_file(file) == before
+        except OSError:
+            return False
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Any]:
@@ -96,7 +118,8 @@ class Sorted:
         """Sorts one picture under what it shows."""
         name = printable(file.resolve())
         placed = place_file(file, self.folder / folder_name(label), self.how)
+        digest = digest_file(placed)
         with self.writing() as table:
-            table.writerow([name, label, f"{confidence:.4f}", printable(placed.relative_to(self.folder))])
-        self.done.add(name)
+            table.writerow([name, label, f"{confidence:.4f}", printable(placed.relative_to(self.folder)), digest])
+        self.done[name] = digest
         return placed

@@ -13,7 +13,7 @@ from fscil.backbones.loading import make_backbone, plain_backbone
 from fscil.backbones.plain_vit import PlainShape, shape_of
 from fscil.backbones.vit import Backbone
 from fscil.config import TransformConfig
-from fscil.data.transforms import Transform, make_transform
+from fscil.data.transforms import NORMALISATIONS, Transform, make_transform
 from fscil.display import LiveDisplay
 from fscil.errors import UserError, nearest
 from fscil.files import digest_file
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 STORED_SHORT_SIDE = 256  # pixels that pictures are reduced to before anything else
 CHOICES = {
     "train": ("auto", "always", "never"),
+    "precision": ("auto", "fp32", "bf16"),  # fp64 is for runs: what is taught and saved is float32
 }
 BELOW = {"held_out": 0.5, "false_rejection": 1.0}
 
@@ -111,6 +112,27 @@ def transform_for(backbone: Backbone, chosen: Mapping[str, Any] | None) -> Trans
     """The usual transform of a backbone with the keys that were chosen otherwise."""
     usual = recipes.load("glyphs/smp").values["transform"] if backbone.name.startswith("glyph_vit") else {}
     return make_transform(build(TransformConfig, {**usual, **(chosen or {})}, "transform."), backbone)
+
+
+def preprocessing_of(transform: Transform) -> dict[str, Any]:
+    """The `preprocessing` that makes this transform again."""
+    levels = transform.mean, transform.std
+    normalize = next((name for name, known in NORMALISATIONS.items() if known == levels), "auto")
+    return {
+        "size": transform.size,
+        "scale": transform.scale,
+        "ratio": transform.ratio,
+        "flip": transform.flip,
+        "resize": transform.resize,
+        "normalize": normalize,
+    }
+
+
+def fitted_head(config: Mapping[str, Any]) -> str | dict[str, Any]:
+    """The `head` that makes the classifier of a saved model again; a trained method's own is "auto"."""
+    if config.get("head"):
+        return dict(config["head"])
+    return "auto" if config["trained"] else str(config["options"].get("calibration", "auto"))
 
 
 def short_side(transform: Transform) -> int:

@@ -1,15 +1,17 @@
 """Pictures of no known class: scores that tell them apart, and where to draw the line.
 
 Every score here is higher for pictures of known classes. The default is a likelihood ratio: how much better the best
-known class explains a feature than "any picture at all" does, both Gaussian. For the latter there are two candidates,
-and a weight w between them is chosen by how well base classes that are left out are told apart:
+known class explains a feature than "any picture at all" does, both Gaussian. For the latter there are two candidates
+with a weight w between them:
 
     w = 1   N(μ₀, Σ₀) of all base features: the relative Mahalanobis distance (Ren et al., arXiv 2106.09022)
     w = 0   N(0, Σ) around the origin: the largest logit of the discriminant, which also sees how long a feature is
 
-In the same way it is chosen whether the best class counts alone or all of them, softened by a temperature (as in the
-energy score). With the closed form's sample-size correction, a class known from five pictures is rejected about as
-often as one known from five hundred.
+Either the best class counts alone or all of them, softened by a temperature (as in the energy score). Both choices go
+by how well base classes that are left out are told apart (`choose_score`), but only where nothing was trained: training
+has told those classes apart already, and what suits them does not suit strangers. After it, one score is taken for all
+data (`after_training`). With the closed form's sample-size correction, a class known from five pictures is rejected
+about as often as one known from five hundred.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ DEFAULT_BACKGROUND = 1.0  # where there are too few classes to choose: it does n
 BACKGROUNDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 CHOICE_CLASSES = 8  # from so many base classes on the background is chosen
 CHOICE_ROUNDS = 5
+TRAINED_SHRINKAGE = 0.7  # after training: docs/tutorial.md has what it was chosen on
 
 
 @dataclass
@@ -49,6 +52,7 @@ class KnownSpace:
     shrinkage: float = DEFAULT_SHRINKAGE
     background: float = DEFAULT_BACKGROUND  # w
     softness: float = 0.0  # temperature over the classes; 0: the best one alone
+    base: tuple[int, int] = (0, 0)  # pictures, and their classes, that the covariances are made of; (0, 0): not known
     _discriminant: Remembered = field(default_factory=Remembered, init=False, repr=False, compare=False)
 
     TENSORS: ClassVar[tuple[str, ...]] = ("means", "counts", "within", "centre", "total")
@@ -63,19 +67,22 @@ class KnownSpace:
         total = (features - centre).T @ (features - centre) / max(1, len(features) - 1)
         if shrinkage is None:
             shrinkage = max(DEFAULT_SHRINKAGE, oas_shrinkage(within, len(features) - classes))
-        return cls(means, counts, within, centre, total, shrinkage)
+        return cls(means, counts, within, centre, total, shrinkage, base=(len(features), classes))
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, for a file."""
         tensors: dict[str, Tensor] = {key: getattr(self, key) for key in self.TENSORS}
         numbers = {key: torch.tensor([getattr(self, key)], dtype=torch.float64) for key in self.NUMBERS}
-        return tensors | numbers
+        return tensors | numbers | {"base": torch.tensor(self.base)}
 
     @classmethod
     def restored(cls, state: Mapping[str, Tensor]) -> KnownSpace:
         """What `state` was made of."""
         means, counts, within, centre, total = (state[key] for key in cls.TENSORS)
-        return cls(means, counts, within, centre, total, *(float(state[key]) for key in cls.NUMBERS))
+        numbers = {key: float(state[key]) for key in cls.NUMBERS}
+        # models from before `base` have their present counts alone
+        pictures, classes = state["base"].tolist() if "base" in state else (0, 0)
+        return cls(means, counts, within, centre, total, **numbers, base=(int(pictures), int(classes)))
 
     @property
     def has_spread(self) -> bool:
@@ -141,20 +148,28 @@ class KnownSpace:
         result[torch.arange(len(labels)), labels] = torch.where(counts > 1, others, torch.full_like(others, torch.nan))
         return result
 
-    def left_out_base_scores(self, features: Tensor, labels: Tensor, base: tuple[int, int], relative: bool) -> Tensor:
-        """The same for base pictures, which are part of the covariances and of the background too: `base` is how many
-        pictures, of how many classes, those were made of."""
+    def left_out_base_scores(self, features: Tensor, labels: Tensor, relative: bool = True) -> Tensor:
+        """The same for base pictures, which are part of the covariances and of the background too."""
+        pictures, classes_then = self.base
         nowhere = torch.zeros_like(self.means[:1])  # −½ xᵀΣ⁻¹x is the density of a class at the origin, known for sure
         means, counts = torch.cat([self.means, nowhere]), torch.cat([self.counts.double(), torch.full((1,), torch.inf)])
         own = (means, counts.to(means.device), self.within, self.shrinkage)
-        classes = left_out_densities(features, labels, *own, degrees=base[0] - base[1])
+        classes = left_out_densities(features, labels, *own, degrees=pictures - classes_then)
         classes, around = classes[:, :-1], -classes[:, -1]
         if not relative:
             return classes.float()
-        everything = (self.centre[None], self.counts.new_tensor([base[0]]), self.total, self.shrinkage)  # as one class
+        everything = (self.centre[None], self.counts.new_tensor([pictures]), self.total, self.shrinkage)  # as one class
         one = torch.zeros_like(labels)
-        total = -left_out_densities(features, one, *everything, gamma=0.0, degrees=base[0] - 1).squeeze(1)
+        total = -left_out_densities(features, one, *everything, gamma=0.0, degrees=pictures - 1).squeeze(1)
         return (classes + (self.background * total + (1 - self.background) * around)[:, None]).float()
+
+
+def after_training(space: KnownSpace, tests: Tensor, test_labels: Tensor) -> KnownSpace:
+    """The same space with the score that is taken where features were trained on the base classes: the softened logits
+    of a strongly shrunken discriminant. The temperature is the one that suits the posterior of `tests`, pictures that
+    were not trained on."""
+    space = replace(space, shrinkage=max(TRAINED_SHRINKAGE, space.shrinkage), background=0.0)
+    return replace(space, softness=fit_temperature(space.terms(tests)[0], test_labels)) if len(tests) else space
 
 
 def choose_score(

@@ -245,10 +245,16 @@ def no_split_choice(dataset: str, config: DataConfig, only: str | None = None) -
         raise UserError(f"dataset {dataset} has one fixed split: leave split and split_file out")
 
 
-def saved_split(dataset: str, config: DataConfig) -> Manifest | None:
-    """The manifest that split_file names, when it is one (a run's split.json)."""
-    if not config.split_file or Path(config.split_file).suffix.lower() != ".json":
+def saved_split(dataset: str, config: DataConfig, lists: bool = False) -> Manifest | None:
+    """The manifest that split_file names (a run's split.json); only with `lists` may it name something else."""
+    if not config.split_file:
         return None
+    if Path(config.split_file).suffix.lower() != ".json":
+        if lists:
+            return None
+        raise UserError(
+            f'split_file "{config.split_file}": of dataset {dataset} it is the split.json of a run, which ends in .json'
+        )
     manifest = Manifest.load(Path(config.split_file).expanduser())
     if manifest.dataset != dataset:
         raise UserError(f'split_file "{config.split_file}" is a split of {manifest.dataset}, not of {dataset}')

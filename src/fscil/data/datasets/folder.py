@@ -21,6 +21,8 @@ from fscil.data.manifests import TEST, TRAIN, Manifest, stratified_split
 from fscil.data.picture_files import folders_in
 from fscil.errors import UserError
 
+HEADERS = ("path", "file", "filename", "filepath", "file_name", "file_path", "image", "image_path")  # of a path
+
 
 def folder(config: DataConfig) -> Dataset:
     """Anyone's images: class folders, train/ and test/ holding class folders, or a CSV of path,label[,split]."""
@@ -52,7 +54,7 @@ def _csv_manifest(path: Path, config: DataConfig) -> Manifest:
     """A manifest of a CSV's rows path,label[,split]; without a third column the split is stratified."""
     if saved := saved_split("folder", config):
         return saved
-    rows = csv_rows(path, 2, ("path", "file", "filename", "image"))
+    rows = csv_rows(path, 2, HEADERS)
     by_class: dict[str, list[str]] = {}
     for row in rows:
         by_class.setdefault(row[1], []).append(row[0])

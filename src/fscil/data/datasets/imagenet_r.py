@@ -49,7 +49,7 @@ def imagenet_r(config: DataConfig) -> Dataset:
         expected="the folder imagenet-r with its 200 folders named by WordNet id (n01443537, …) or its official "
         "archive",
     )
-    if saved := saved_split("imagenet_r", config):
+    if saved := saved_split("imagenet_r", config, lists=not is_pack(root)):
         manifest = saved
     elif is_pack(root):
         choose("imagenet_r", config.split, ("pack",))

@@ -22,7 +22,7 @@ def mini_imagenet(config: DataConfig) -> Dataset:
         "filename,label; ImageNet's licence forbids passing the pictures on, so there is no download",
     )
     choose("mini_imagenet", config.split, ("cec",))
-    if saved := saved_split("mini_imagenet", config):
+    if saved := saved_split("mini_imagenet", config, lists=True):
         return file_dataset(saved, root, config, base=60, way=5)
     folder = Path(config.split_file).expanduser() if config.split_file else root / "split"
     rows = {split: [row[:2] for row in csv_rows(folder / f"{split}.csv", 2, ("filename",))] for split in (TRAIN, TEST)}
