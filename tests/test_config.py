@@ -202,3 +202,32 @@ def test_known_keys_cover_the_dataclasses():
     keys = configuration.known_keys()
     assert {"seed", "data.shots", "runtime.checkpointing", "transform.scale", "evaluation.hacc"} <= set(keys)
     assert build(RunConfig, {}) == RunConfig()
+
+
+def test_an_entry_that_cannot_be_used_names_its_package(tmp_path, monkeypatch):
+    """A package made for another version of fscil, say."""
+    (tmp_path / "birds-1.dist-info").mkdir()
+    (tmp_path / "birds-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: birds\nVersion: 1\n")
+    points = "[fscil.heads]\nnearest = birds:NEAREST\n[fscil.datasets]\nbirds = birds:BIRDS\n"
+    points += "[fscil.methods]\ngone = birds_of_old:GONE\n"
+    (tmp_path / "birds-1.dist-info" / "entry_points.txt").write_text(points)
+    (tmp_path / "birds.py").write_text("NEAREST = 'birds:nearest'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._third_party.cache_clear()
+    try:
+        for entries, said in (
+            (registry.heads, '"nearest" (birds:NEAREST) of fscil.heads is a str, not a HeadEntry'),
+            (registry.datasets, '"birds" (birds:BIRDS) of fscil.datasets cannot be loaded (AttributeError'),
+            (registry.methods, '"gone" (birds_of_old:GONE) of fscil.methods cannot be loaded (ModuleNotFoundError'),
+        ):
+            with pytest.raises(UserError, match=re.escape(said)) as problem:
+                entries()
+            assert str(problem.value).endswith('repair or uninstall "birds"')
+    finally:
+        registry._third_party.cache_clear()
+
+
+@pytest.mark.parametrize("target", ["fscil.nowhere:Method", "fscil.methods.frozen:Nobody"])
+def test_a_target_that_is_not_there_is_one_line(target):
+    with pytest.raises(UserError, match=f'"{target}" cannot be loaded'):
+        registry.load_target(target)

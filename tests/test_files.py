@@ -157,6 +157,13 @@ def test_a_place_that_takes_no_files_is_refused_before_the_work(name):
         files.check_place(f"/proc/{name}")
 
 
+def test_a_place_below_a_file_is_refused_by_the_file(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match='"notes.txt" is a file; choose another folder'):
+        files.check_place(tmp_path / "notes.txt" / "a" / "model")
+    files.check_place(tmp_path / "notes.txt")  # whether it may be replaced is another question
+
+
 def test_looking_at_a_place_leaves_nothing_there(tmp_path):
     for path in (tmp_path / "model", tmp_path / "a" / "b" / "figure.png", tmp_path):
         files.check_place(path)

@@ -116,7 +116,11 @@ def refuse_links(folder: str | os.PathLike[str], *names: str) -> None:
 def check_place(path: str | os.PathLike[str]) -> None:
     """Refuse a file or folder that could not be written, before anything is computed for it. Nothing is left behind."""
     path = Path(path)
-    place = next(place for place in (path, *path.absolute().parents) if place.is_dir())
+    place = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not place.is_dir():
+        if place != path:
+            raise UserError(f'cannot write "{path}": "{place.name}" is a file; choose another folder')
+        place = place.absolute().parent
     try:
         with tempfile.TemporaryFile(dir=place):
             pass

@@ -77,6 +77,8 @@ class BackboneEntry:
     summary: str
 
 
+ENTRY_KINDS = {"fscil.methods": MethodEntry, "fscil.heads": HeadEntry, "fscil.datasets": DatasetEntry}
+
 SHIPPED_BACKBONES = ("glyph_vit_a", "glyph_vit_b")  # with the package, weights included
 PAPER_BACKBONE = "vit_base_patch16_224.augreg_in21k_ft_in1k"
 CPU_BACKBONE = "deit_tiny_patch16_224.fb_in1k"  # a fifteenth of its arithmetic
@@ -263,7 +265,22 @@ BACKBONES: dict[str, BackboneEntry] = {
 
 @functools.cache
 def _third_party(group: str) -> dict[str, Any]:
-    return {point.name: point.load() for point in metadata.entry_points(group=group)}
+    return {point.name: _offered(point) for point in metadata.entry_points(group=group)}
+
+
+def _offered(point: metadata.EntryPoint) -> Any:
+    """The entry that another package offers; the package is named where that is none."""
+    kind = ENTRY_KINDS[point.group]
+    try:
+        entry = point.load()
+    except Exception as error:  # importing a package runs its code, which raises what it likes
+        wrong = f"cannot be loaded ({type(error).__name__}: {error})"
+    else:
+        if isinstance(entry, kind):
+            return entry
+        wrong = f"is a {type(entry).__name__}, not a {kind.__name__}"
+    package = point.dist.name if point.dist else point.module
+    raise UserError(f'"{point.name}" ({point.value}) of {point.group} {wrong}; repair or uninstall "{package}"')
 
 
 def methods() -> dict[str, MethodEntry]:
@@ -333,7 +350,10 @@ def _lookup(kind: str, name: str, entries: Mapping[str, Any]) -> Any:
 def load_target(target: str) -> Any:
     """Import "module:name"."""
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f'"{target}" cannot be loaded ({error}); repair or reinstall its package') from error
 
 
 def method_class(name: str) -> type[Method]:

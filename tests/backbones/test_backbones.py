@@ -228,6 +228,8 @@ def test_shipped_backbones_load(name):
     assert (backbone.dim, backbone.depth, backbone.image_size) == (128, 6, 48)
     assert backbone.vit.pos_embed.shape[1] == 37
     assert backbone(torch.rand(2, 3, 48, 48)).shape == (2, 128)
+    with pytest.raises(UserError, match=f'transform.size is 32, but backbone "{name}" takes 48 pixels only'):
+        make_backbone(name, image_size=32)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ def test_what_is_there_is_named_with_its_hash(fscil, tmp_path):
             Image.new("RGB", (8, 8)).save(tmp_path / "trees" / part / name / "1.png")
     status, out, err = fscil("fetch", "glyphs", "glyph_vit_a", "folder", "--data-root", tmp_path / "trees")
     assert status == 2 and "--data-root is the folder of one dataset" in err and out == ""
+    status, out, err = fscil("fetch", "glyph_vit_a", "--data-root", tmp_path / "trees")
+    assert status == 2 and "is the folder of a dataset; name one, or leave it out" in err and out == ""
     status, out, err = fscil("fetch", "glyph_vit_a", "folder", "--data-root", tmp_path / "trees")
     assert status == 0, err
     backbone, folder = out.splitlines()

@@ -106,6 +106,7 @@ def test_purging_leaves_no_trace(model, photos, capsys, option):
     say(capsys, "learn", model, photos / "new")
     said = say(capsys, "forget", model, "class 10", option)
     assert "forget: class 10 (5)" in said and "purged: 2 earlier versions, 2 files" in said
+    assert "purged: 1 earlier version, 1 file (" in say(capsys, "forget", model, "class 11", option)
     assert "left: 5 classes" in said and "left of the class" not in said and "copies elsewhere" in said
     assert b"class 10" not in b"".join(path.read_bytes() for path in model.iterdir())
     assert run("undo", model) == 2
@@ -452,7 +453,11 @@ def test_evaluation_says_what_is_taken_for_what(model, photos, tmp_path, capsys)
     listed = tmp_path / "test.csv"
     listed.write_text("\n".join(["path,label", *(f"{f},{f.parent.name}" for f in sorted(folder.rglob("*.png")))]))
     assert json.loads(say(capsys, "evaluate", model, listed, "--json"))["accuracy"] == result["accuracy"]
-    assert run("evaluate", model, folder, "--matrix", "matrix.jpg") == 2
+    (tmp_path / "folder.png").mkdir()
+    for place in ("matrix.jpg", tmp_path / "folder.png"):
+        capsys.readouterr()
+        assert run("evaluate", model, folder, "--matrix", place) == 2
+        assert "must be a file that ends in .png" in capsys.readouterr().err
 
 
 def test_lessons_from_a_table_and_as_json(weights, photos, tmp_path, capsys):
@@ -468,6 +473,11 @@ def test_lessons_from_a_table_and_as_json(weights, photos, tmp_path, capsys):
     assert learned["action"] == "learn" and learned["classes"] == {"mixed": 2}
     assert any('"mixed" was not learned: 2 of its 2 pictures' in text for text in learned["notes"])
     assert isinstance(json.loads(say(capsys, "info", tmp_path / "m", "--json"))["notes"], list)
+
+
+def test_an_export_of_the_folder_one_is_in_goes_beside_it(model, monkeypatch, capsys):
+    monkeypatch.chdir(model)
+    assert f"wrote {model}-timm" in say(capsys, "export", ".", "--to", "timm")
 
 
 def test_export_to_timm(model, tmp_path, capsys):
@@ -573,6 +583,17 @@ def test_push_and_pull(model, photos, tmp_path, monkeypatch, capsys):
     said = say(capsys, "pull", tmp_path / "first", "me/birds", "--revision", client.commits[0])
     assert "5 classes" in said and client.commits[0] in said
     assert not (tmp_path / "first" / ".cache").exists()
+
+
+def test_an_empty_folder_is_filled_by_a_pull(uploaded, tmp_path, monkeypatch):
+    client, _ = uploaded
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    hub.pull(".", "me/birds", client=client)
+    assert sorted(os.listdir()) == sorted(["model.json", *ModelFolder(".").read().files])
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match='"notes.txt" is a file; choose another folder'):
+        hub.pull(tmp_path / "notes.txt" / "mine", "me/birds", client=client)
 
 
 @pytest.fixture

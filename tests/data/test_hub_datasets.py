@@ -128,3 +128,37 @@ def test_a_run_names_its_columns_only_where_they_are_chosen():
     chosen = resolve("smp", settings=["data.label_column=fur"])
     assert chosen.to_dict()["data"]["label_column"] == "fur"
     assert chosen.fingerprint() != resolve("smp").fingerprint()
+
+
+def write_labels(folder, labels):
+    """A table whose labels are of no declared class."""
+    import datasets
+    import pyarrow
+    from pyarrow import parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    label = pyarrow.array(labels)
+    features = datasets.Features({"picture": datasets.Image()})
+    pictures = pyarrow.array([encoded(number) for number in range(len(labels))], features.arrow_schema.field(0).type)
+    table = pyarrow.table({"picture": pictures, "label": label})
+    parquet.write_table(table, folder / "train-00000-of-00001.parquet")
+
+
+@pytest.mark.parametrize("labels", [["cat", "dog"] * 3 + [None], [1.0, 2.0] * 3 + [float("nan")]])
+def test_rows_whose_text_or_number_is_missing_are_without_a_class(tmp_path, labels):
+    write_labels(tmp_path / "pets", labels)
+    with pytest.raises(UserError, match="part train has images without a class"):
+        load_dataset(f"hf:{tmp_path / 'pets'}", DataConfig(image_column="picture"))
+
+
+def test_a_column_of_lists_is_no_label(tmp_path):
+    write_labels(tmp_path / "pets", [["cat"], ["dog", "emu"]] * 3)
+    with pytest.raises(UserError, match='column "label" holds no single number or text for each image'):
+        load_dataset(f"hf:{tmp_path / 'pets'}", DataConfig(image_column="picture"))
+
+
+def test_a_folder_below_the_home_folder(tmp_path, monkeypatch):
+    write_table(tmp_path / "pets", "train", range(9), [0, 1, 2] * 3)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert load_dataset("hf:~/pets", DataConfig()).manifest.class_names == ("cat", "dog", "emu")

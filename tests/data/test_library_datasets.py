@@ -226,6 +226,11 @@ def test_tiny_imagenet_that_is_not_there_or_damaged(tiny, tmp_path):
     with pytest.raises(UserError, match="tiny-imagenet-200 of the released zip"):
         load_dataset("tiny_imagenet", DataConfig(root=str(tmp_path / "nowhere")))
     path = tiny / "tiny-imagenet-200" / "val" / "val_annotations.txt"
+    path.write_text(path.read_text() + "\n")
+    assert len(stored(load_dataset("tiny_imagenet", DataConfig(root=str(tiny))), "test")) == 3
     path.write_text(path.read_text() + "val_3.JPEG\tn99999999\t0\n")
     with pytest.raises(UserError, match="one of the classes in train/"):
+        load_dataset("tiny_imagenet", DataConfig(root=str(tiny)))
+    path.write_bytes(b"val_3.JPEG\tn0\xe9\t0\n")
+    with pytest.raises(UserError, match="is not a text file"):
         load_dataset("tiny_imagenet", DataConfig(root=str(tiny)))

@@ -152,6 +152,24 @@ def test_everything_from_files_is_escaped_and_names_are_safe(tmp_path):
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
 
+def test_two_pages_or_copies_are_never_one_file(tmp_path):
+    for place, dataset in (("a/run", "hf:birds/north"), ("b/Run", "hf:birds-north")):
+        made_up(tmp_path / "runs" / place, "smp", dataset=dataset)
+    entries, _ = choose(find_runs([tmp_path / "runs"]), include_unverified=True)
+    pages = write_site(entries, tmp_path / "site")
+    assert [page.name for page in pages] == ["hf-birds-north.html", "hf-birds-north-2.html", "index.html"]
+    assert [Table(page).links[-1] for page in pages[:2]] == ["runs/run.json", "runs/Run-2.json"]
+
+
+def test_runs_that_exclude_each_other_leave_no_half_a_site(tmp_path):
+    for place in ("a", "b"):
+        made_up(tmp_path / place, "smp")
+    entries, _ = choose(find_runs([tmp_path / "a", tmp_path / "b"]), include_unverified=True)
+    with pytest.raises(UserError, match="the same settings and seed 2023"):
+        write_site(entries, tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1200, 390])
 def test_it_sorts_and_fits_in_a_real_browser(tmp_path, width):

@@ -110,3 +110,21 @@ def test_unknown_and_missing_trackers_are_said_before_anything_is_done(fscil, tm
 def test_one_that_is_asked_for_twice_is_one():
     pytest.importorskip("tensorboard")
     assert trackers_of(RuntimeConfig(tensorboard=True, trackers="tensorboard")) == ["tensorboard"]
+
+
+def test_one_that_cannot_be_started_is_one_line_and_the_run_goes_on_later(fscil, weights, tmp_path, wandb, monkeypatch):
+    """As wandb without a login, or mlflow whose server does not answer."""
+    init = sys.modules["wandb"].init
+
+    def refused(**_):
+        raise RuntimeError("No API key configured.\nUse `wandb login` to log in.")
+
+    monkeypatch.setattr(sys.modules["wandb"], "init", refused)
+    status, _, err = fscil("run", "--method", "baseline", *SMALL, "--weights", weights, "--track", "wandb", "-o", "r")
+    assert status == 2 and len(err.splitlines()) == 1, err
+    assert "wandb could not be started (No API key configured. Use `wandb login` to log in.)" in err
+    assert 'go on with: fscil run --resume "r"' in err
+    monkeypatch.setattr(sys.modules["wandb"], "init", init)
+    status, _, err = fscil("run", "--resume", "r", "--quiet")
+    assert status == 0 and wandb["finished"] == 1, err
+    assert (tmp_path / "r" / "results.json").exists()

@@ -311,6 +311,8 @@ async def flood(app, path: str, chunk: bytes) -> tuple[dict, int]:
         ("/forget", {}, 422, "name: Field required"),
         ("/undo", {"data": {"steps": "5"}}, 422, "cannot undo 5 changes"),
         ("/undo", {"data": {"steps": "-1"}}, 422, "steps: "),
+        ("/undo", {"params": {"steps": 3}}, 422, "steps is not read from the address here"),
+        ("/learn", {"files": upload(0), "data": {"name": "class 0"}, "params": {"add": 1}}, 422, "add is not read"),
     ],
 )
 def test_bad_requests_are_told_why(model, path, request_, status, message):

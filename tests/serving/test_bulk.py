@@ -98,6 +98,10 @@ def test_local_lists_and_urls(model, photos, tmp_path):
     (tmp_path / "list.csv").write_text("path,who\n" + "".join(f'"{file}",x\n' for file in files[2:6]))
     assert bulk.pictures_at(str(tmp_path / "list.txt")) == files[:3]
     assert bulk.pictures_at(str(tmp_path / "list.csv")) == files[2:6]
+    (tmp_path / "of Excel.csv").write_text("who,File \n" + "".join(f'x,"{file}"\n' for file in files[2:6]), "utf-8-sig")
+    (tmp_path / "of Notepad.txt").write_text("\n".join(files[:3]), "utf-8-sig")
+    assert bulk.pictures_at(str(tmp_path / "of Excel.csv")) == files[2:6]
+    assert bulk.pictures_at(str(tmp_path / "of Notepad.txt")) == files[:3]
     assert bulk.pictures_at(f"file://{photos}") == [f"file://{file}" for file in files]
     memory = fsspec.filesystem("memory")
     for file in files[:5]:
@@ -227,7 +231,8 @@ def test_ray_gives_the_same_and_outlives_a_killed_worker(model, tmp_path):
     killed: list[int] = []
     thread = threading.Thread(target=kill_a_worker)
     thread.start()
-    done = bulk.recognise_all(model, [str(photos)], str(spread), bulk.make_engine("ray", 2), size=10, quiet=True)
+    engine = bulk.make_engine("ray", 4 * (os.cpu_count() or 1))  # more than have a core: they would never start
+    done = bulk.recognise_all(model, [str(photos)], str(spread), engine, size=10, quiet=True)
     thread.join()
     assert killed and done.pictures == 240
     by_file = lambda row: row["file"]  # noqa: E731

@@ -232,6 +232,24 @@ def test_a_lesson_follows_what_others_taught_even_before_it_is_noticed(host, mod
     assert host.learn("wren", views(11))["known"] == 6
 
 
+def test_undo_with_what_was_seen_takes_back_nothing_else(host, model, monkeypatch):
+    monkeypatch.setattr(hosting, "LOOK_EVERY", 1e9)
+    for number, name in enumerate(("heron", "wren", "ibis")):
+        host.learn(name, views(10 + number))
+    seen = host.revision
+    with ThreadPoolExecutor(2) as two:  # who both saw "ibis" as the last change
+        found = [two.submit(host.undo, seen=seen) for _ in range(2)]
+    assert [type(item.exception()) for item in found].count(hosting.ChangedMeanwhile) == 1
+    assert host.history[-1]["classes"] == {"wren": 5}
+    seen, other = host.revision, Teachable.load(model, device="cpu")
+    with other.editing():
+        other.learn(views(20), ["lark"] * 5)
+    assert host.revision == seen  # it was not noticed yet
+    with pytest.raises(hosting.ChangedMeanwhile, match="please look again first"):
+        host.undo(seen=seen)
+    assert Teachable.load(model, device="cpu").history_[-1]["classes"] == {"lark": 5}
+
+
 def test_a_folder_that_becomes_unreadable_does_not_stop_answers(host, model, monkeypatch, caplog):
     monkeypatch.setattr(hosting, "LOOK_EVERY", 0.0)
     good = (model / "model.json").read_bytes()

@@ -19,6 +19,7 @@ import urllib.request
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,6 +133,10 @@ def test_the_chart_places_every_figure():
     assert "taught pictures called unknown: now 0 %" in page.all("svg")[0]["aria-label"]
 
 
+def test_a_model_from_the_hub_says_where_it_began():
+    assert page_parts.in_words(event("push", jay=5, owl=6)) == "Uploaded with 2 classes (11 pictures)"
+
+
 def test_a_history_without_figures_says_so():
     assert "no figures" in page_parts.history_chart([event("fit", None, None, a=1, b=1)])
 
@@ -186,6 +191,74 @@ def test_an_inbox_counts_answers_and_passes_over():
     inbox = Inbox(["a", "b", "c"], order).answered("jay").answered(None).answered("jay")
     assert inbox.lessons() == {"jay": ["c", "b"]} and inbox.current is None
     assert inbox.answered("owl").answers == inbox.answers
+
+
+class MadeUpHost:
+    """What the inbox asks of a host: any file is a picture, and all are asked about in their order."""
+
+    classes, limits = ({"name": "jay"},), SimpleNamespace(pictures=3)
+
+    def decode(self, files):
+        return list(files)
+
+    def suggest(self, pictures):
+        from fscil.teachable.suggesting import Suggestion
+
+        return [Suggestion(at, "jay", 0.5, "owl", False) for at in range(len(pictures))]
+
+
+def test_answers_stay_when_pictures_are_added_to_an_inbox():
+    from fscil.serving.page_inbox import Inbox, filled
+
+    # str would be an error of the decoder
+    inbox, said, _ = filled(MadeUpHost(), Inbox(), [b"a", b"b"])
+    assert said == ""
+    inbox, *_ = filled(MadeUpHost(), inbox.answered(None).answered("owl"), [b"c", b"d"])
+    assert inbox.answers == {0: "owl"} and inbox.pictures[inbox.current.position] == b"c"
+    inbox = inbox.answered("jay")
+    assert inbox.lessons() == {"owl": [b"b"], "jay": [b"c"]}
+    with pytest.raises(UserError, match="teach the 2 answers first"):  # a lesson takes 3
+        filled(MadeUpHost(), inbox, [b"e", b"f"])
+
+
+@pytest.mark.parametrize(
+    "typed, why", [("unknown", "pictures of no class"), ("ja\u200by", "looks like"), (" ", "choose")]
+)
+def test_an_answer_that_could_not_be_taught_is_refused_at_once(typed, why):
+    from fscil.serving.page_inbox import Inbox, filled, named
+
+    inbox = filled(MadeUpHost(), Inbox(), [b"a"])[0]
+    after, said, kind = named(MadeUpHost(), inbox, typed)
+    assert why in said and kind == "bad" and after is inbox
+    after, said, _ = named(MadeUpHost(), inbox, " owl ")
+    assert after.answers == {0: "owl"} and said == ""
+
+
+@pytest.mark.extra("app")
+def test_pictures_are_added_only_to_the_class_that_the_button_names(tmp_path):
+    from fscil.serving.page_body import Page
+
+    class Taught(MadeUpHost):
+        classes = ({"name": "jay", "pictures": 5}, {"name": "owl", "pictures": 5})
+        history, notes, revision, calibration = [event("fit", jay=5, owl=5)], (), 0, {"threshold": 0.0}
+        lessons: list[tuple[str, bool]] = []
+
+        def info(self):
+            return {"name": "birds", "stored_pictures": 0}
+
+        def learn(self, name, pictures, add):
+            self.lessons.append((name, add))
+            return {**event(**{name: len(pictures)}), "notes": []}
+
+    page = Page(Taught(), Uploads(tmp_path))
+    (tmp_path / "a.png").touch()
+    files = [str(tmp_path / "a.png")]
+    (asked,) = page.lesson("jay", files)
+    assert asked[page.agreed] == "jay" and "“jay”" in asked[page.add_button]["value"] and not Taught.lessons
+    (asked,) = page.lesson("owl", files, "jay")  # another name was typed before the button was pressed
+    assert asked[page.agreed] == "owl" and not Taught.lessons
+    assert list(page.lesson(" owl ", files, "owl")) and Taught.lessons == [("owl", True)]
+    assert list(page.lesson("wren", files)) and Taught.lessons[1:] == [("wren", False)]
 
 
 # ---- keeping strangers out -------------------------------------------------------------------------------------------

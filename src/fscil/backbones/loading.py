@@ -37,6 +37,11 @@ def make_backbone(
     True
     """
     if name in GLYPH_VITS:
+        own = GLYPH_VITS[name]["img_size"]
+        if image_size not in (None, own):
+            raise UserError(
+                f'transform.size is {image_size}, but backbone "{name}" takes {own} pixels only; leave it out.'
+            )
         return _glyph_backbone(name, weights)
     import timm
 

@@ -41,6 +41,8 @@ def fetch(
             raise UserError(
                 f'"{name}" is neither a dataset nor a backbone.{meant} See: fscil list datasets, fscil list backbones'
             )
+    if data_root is not None and not datasets:
+        raise UserError(f'--data-root "{data_root}" is the folder of a dataset; name one, or leave it out')
     for name in names:
         print(_fetch_dataset(name, data_root) if name in datasets else _fetch_backbone(name), flush=True)
 

@@ -243,8 +243,8 @@ def evaluate(
     from fscil.errors import UserError
     from fscil.files import check_place
 
-    if matrix is not None and matrix.suffix.lower() != ".png":
-        raise UserError(f'--matrix "{matrix}" must end in .png.')
+    if matrix is not None and (matrix.suffix.lower() != ".png" or matrix.is_dir()):
+        raise UserError(f'--matrix "{matrix}" must be a file that ends in .png.')
     if matrix is not None:
         check_place(matrix)
     files, labels = labelled_files(folder)

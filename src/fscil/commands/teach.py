@@ -158,12 +158,13 @@ def _purge(clf: Teachable, name: str) -> None:
     from fscil.commands._shared import event_line
     from fscil.teachable.names import printable
     from fscil.teachable.purging import purge
-    from fscil.text import size
+    from fscil.text import count, size
 
     done = purge(clf, name)
     print(event_line(done.event))
-    print(f"purged: {done.versions} earlier versions, {len(done.files)} files ({size(done.bytes)})")
-    print(f"left: {len(clf.class_info_)} classes, {size(clf.size_)}; nothing can be undone")
+    gone = f"{count(done.versions, 'earlier version')}, {count(len(done.files), 'file')}"
+    print(f"purged: {gone} ({size(done.bytes)})")
+    print(f"left: {count(len(clf.class_info_), 'class', 'classes')}, {size(clf.size_)}; nothing can be undone")
     if done.traces:
         print(f"left of the class: {'; '.join(done.traces)}. Fit again without it to be rid of that")
     if done.others:

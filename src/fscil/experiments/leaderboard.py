@@ -95,16 +95,13 @@ def write_site(entries: Sequence[Entry], out: str | Path, title: str = "Leaderbo
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise UserError(f'--output "{out}" is a file; name a folder')
-    names: set[str] = set()
-    shown = []
-    for entry in entries:
-        name = entry.name
-        while name in names:
-            name = _counted(name)
-        names.add(name)
-        atomic_write(out / "runs" / f"{name}.json", (entry.folder / RESULTS).read_bytes())
-        shown.append({**entry.result, "link": f"runs/{name}.json", "unverified": entry.unverified})
-    boards = [_board(dataset, groups) for dataset, groups in tables.by_dataset(shown).items()]
+    links = [f"runs/{name}.json" for name in _apart([entry.name for entry in entries])]
+    shown = [{**entry.result, "link": link, "unverified": entry.unverified} for entry, link in zip(entries, links)]
+    by_dataset = tables.by_dataset(shown)
+    _, *files = _apart(["index", *map(file_name, by_dataset)])
+    boards = [_board(dataset, groups, f"{file}.html") for (dataset, groups), file in zip(by_dataset.items(), files)]
+    for entry, link in zip(entries, links):
+        atomic_write(out / link, (entry.folder / RESULTS).read_bytes())
     pages = []
     for board in boards:
         pages.append(out / board["file"])
@@ -112,6 +109,20 @@ def write_site(entries: Sequence[Entry], out: str | Path, title: str = "Leaderbo
     pages.append(out / "index.html")
     atomic_write(pages[-1], _page(boards, title=title, board=None))
     return pages
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """These names, those that come again counted; case does not tell them apart, as on some file systems.
+
+    >>> _apart(["run", "Run", "run"])
+    ['run', 'Run-2', 'run-3']
+    """
+    taken: dict[str, str] = {}
+    for name in names:
+        while name.casefold() in taken:
+            name = _counted(name)
+        taken[name.casefold()] = name
+    return list(taken.values())
 
 
 def _counted(name: str) -> str:
@@ -128,7 +139,7 @@ def _page(boards: Sequence[Mapping[str, Any]], **values: Any) -> str:
     return render_page("leaderboard.html", boards=boards, script=Markup(script), digest=digest, **values)
 
 
-def _board(dataset: str, groups: tables.Groups) -> dict[str, Any]:
+def _board(dataset: str, groups: tables.Groups, file: str) -> dict[str, Any]:
     """Everything that the page of a dataset shows, best average first."""
     title = tables.dataset_title(dataset)
     table = with_limits(tables.metric_table(groups, (*METRICS, *COSTS), title), limits_of_rows(groups))
@@ -146,7 +157,7 @@ def _board(dataset: str, groups: tables.Groups) -> dict[str, Any]:
     rows = sorted(table.rows, key=lambda row: -row.values["A_avg"].mean)
     return {
         "title": title,
-        "file": f"{file_name(dataset)}.html",
+        "file": file,
         "runs": len(results),
         "best": row_label(rows[0]),
         "best_average": format_value(rows[0].values["A_avg"], table.columns["A_avg"]),

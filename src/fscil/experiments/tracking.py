@@ -160,7 +160,7 @@ def tracking(record: RunRecord, runtime: Runtime) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         trackers = []
         for name in names:
-            trackers.append(TRACKERS[name][1](record.folder, record.config))
+            trackers.append(_started(name, record))
             stack.callback(trackers[-1].close)
         display = runtime.display
         record.scalars = runtime.display = Tracking(trackers, display, record.config.evaluation.hacc)
@@ -168,6 +168,17 @@ def tracking(record: RunRecord, runtime: Runtime) -> Iterator[None]:
             yield
         finally:
             runtime.display = display
+
+
+def _started(name: str, record: RunRecord) -> Tracker:
+    try:
+        tracker: Tracker = TRACKERS[name][1](record.folder, record.config)
+    except Exception as error:  # of any kind: no login, a server that does not answer, a store of another version
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f'{name} could not be started ({said}); put that right and go on with: fscil run --resume "{record.folder}"'
+        ) from error
+    return tracker
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:

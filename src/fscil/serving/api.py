@@ -143,12 +143,18 @@ def make_app(
 
     >>> app = make_app(Host("birds"), token="secret")  # doctest: +SKIP
     """
-    from fastapi import APIRouter, FastAPI, Security
+    from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Security
     from fastapi.security import HTTPBearer
+
+    async def refuse_strange_query(request: Request) -> None:
+        # `/undo?steps=3`, whose steps belong into the form, would take back one change
+        known = {field.alias for field in request.scope["route"].dependant.query_params}
+        if strange := sorted(set(request.query_params) - known):
+            raise HTTPException(422, f"{strange[0]} is not read from the address here; see /docs for where it goes")
 
     service = Service(host, max_batch, waiting, patience)
     guarded = [Security(HTTPBearer(auto_error=False, description="The server's token."))] if token else []
-    routes = APIRouter(dependencies=guarded, responses=REFUSALS)
+    routes = APIRouter(dependencies=[*guarded, Depends(refuse_strange_query)], responses=REFUSALS)
     _add_work(routes, service)
     _add_views(routes, service)
     app = FastAPI(

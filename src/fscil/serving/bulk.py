@@ -11,6 +11,7 @@ twice over. Pictures that are new at the source since then become further parts.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,12 +65,12 @@ def pictures_at(source: str) -> list[str]:
 
 
 def _listed(source: str) -> list[str]:
-    text = _read(source, TABLE_AT_MOST).decode("utf-8", "surrogateescape")
+    text = _read(source, TABLE_AT_MOST).removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     if source.endswith(".txt"):
         names = [line.strip() for line in text.splitlines()]
     else:
         columns, rows = parse_table(text, source)
-        column = next((name for name in columns if name.lower() in COLUMN_NAMES), None)
+        column = next((name for name in columns if name.strip().lower() in COLUMN_NAMES), None)
         if column is None:
             raise UserError(f'"{source}" has no column {" or ".join(COLUMN_NAMES)}; its first line names the columns.')
         names = [row[column].strip() for row in rows]

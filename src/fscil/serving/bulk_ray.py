@@ -41,7 +41,8 @@ class RayEngine:
 
             total = ray.cluster_resources()
             gpus = int(total.get("GPU", 0)) if model.device != "cpu" else 0
-            workers = self.workers or gpus or max(1, int(total.get("CPU", 1)))
+            places = gpus or max(1, int(total.get("CPU", 1)))  # a worker that has none would wait for ever
+            workers = min(self.workers or places, places)
             needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
             remote = ray.remote(max_restarts=RESTARTS, max_task_retries=RESTARTS, **needs)(Worker)
             pool = ActorPool([remote.remote(model, work.output, top) for _ in range(min(workers, len(work.missing)))])

@@ -52,6 +52,10 @@ class ModelUnavailable(UserError):
     """The model's folder is gone or damaged: nothing that whoever sent a lesson could mend, or need know more of."""
 
 
+class ChangedMeanwhile(UserError):
+    """The model is not any more what somebody saw who asked for a change."""
+
+
 class _Model(Teachable):
     """A model that keeps its notices for the person whose lesson caused them; warnings would go to everybody."""
 
@@ -171,10 +175,14 @@ class Host:
 
         return self._teach(lesson)
 
-    def undo(self, steps: int = 1) -> dict[str, Any]:
-        """Takes back the last changes, which are under `undone`, latest first."""
+    def undo(self, steps: int = 1, seen: int | None = None) -> dict[str, Any]:
+        """Takes back the last changes, which are under `undone`, latest first; with `seen`, the revision that somebody
+        looked at, nothing that came after it."""
 
         def lesson(model: _Model) -> dict[str, Any]:
+            # asked where no other change can come in between; the folder may be newer than what answers
+            if seen is not None and (seen != self._revision or model.history_ != self._answering.model.history_):
+                raise ChangedMeanwhile("somebody has changed the model meanwhile; please look again first.")
             before = model.history_
             model.undo(steps)
             undone = before[: -steps - 1 : -1]

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from fscil.errors import UserError
 from fscil.serving import page_parts
-from fscil.serving.host import Host
+from fscil.serving.host import ChangedMeanwhile, Host
 from fscil.serving.page_demo import lesson_buttons
 from fscil.serving.page_inbox import inbox_tab
 from fscil.serving.page_parts import QUIET
@@ -78,6 +77,7 @@ class Page:
             self.said = gr.HTML(
                 page_parts.placeholder("What you teach is known at once: try it under Recognise."), elem_id="lesson"
             )
+            self.agreed = gr.State(None)  # the known class that the button below offers to add to
             self.add_button = gr.Button("Add", visible=False, variant="primary", elem_id="add-button")
             self.try_button = gr.Button("Try it on a picture", visible=False, elem_id="try-button")
             if self.demo is not None:
@@ -115,11 +115,12 @@ class Page:
         # and nothing else does: its client can lose the answer to a call that joins just as another leaves.
         queued: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 8, "show_progress": "hidden"}
         views = [self.head, self.known, self.chosen, self.undo_button, self.last, self.chart, self.events, self.seen]
-        lesson_views = [self.said, self.add_button, self.try_button, self.teach_button, self.name, self.shots]
+        given = [self.name, self.shots]
+        lesson_views = [self.said, self.agreed, self.add_button, self.try_button, self.teach_button, *given]
         for change in self.changing:
             change.then(self.show, None, views, **QUIET)
-        for button, add in ((self.teach_button, False), (self.add_button, True)):
-            taught = button.click(partial(self.lesson, add), [self.name, self.shots], lesson_views, **queued)
+        for button, inputs in ((self.teach_button, given), (self.add_button, [*given, self.agreed])):
+            taught = button.click(self.lesson, inputs, lesson_views, **queued)
             taught.then(self.show, None, views, **QUIET)
         self.try_button.click(lambda: gr.Tabs(selected="recognise"), None, self.tabs, **QUIET)
         self.remove_button.click(self.remove, self.chosen, self.changed, **QUIET).then(self.show, None, views, **QUIET)
@@ -143,8 +144,9 @@ class Page:
             revision,
         )
 
-    def lesson(self, add: bool, typed: str, paths: list[str] | None) -> Iterator[dict[Any, Any]]:
-        """Teaches one class, saying what is going on. Pictures stay until they were learned from."""
+    def lesson(self, typed: str, paths: list[str] | None, agreed: str | None = None) -> Iterator[dict[Any, Any]]:
+        """Teaches one class, saying what is going on; a known one only if it is the one that was `agreed` to add to.
+        Pictures stay until they were learned from."""
         typed, paths = (typed or "").strip(), paths or []
         if not typed:
             yield self._say("Please give the class a name.", "bad")
@@ -154,20 +156,24 @@ class Page:
             return
         known = {str(info["name"]): info["pictures"] for info in self.host.classes}
         try:
-            has = known.get(str(check_class_name(typed, known)))
+            name = str(check_class_name(typed, known))
         except UserError as error:
             yield self._say(page_parts.sentence(str(error)), "bad")
             return
-        if has is not None and not add:
-            text = f"“{typed}” is known already, from {page_parts.count(has, 'picture')}. "
+        if name in known and name != agreed:
+            text = f"“{typed}” is known already, from {page_parts.count(known[name], 'picture')}. "
             text += "Add these pictures to it, or choose another name for another class."
             button = f"Add {page_parts.count(len(paths), 'picture')} to “{typed}”"
-            yield {**self._say(text, "ask"), self.add_button: gr.update(visible=True, value=button)}
+            yield {
+                **self._say(text, "ask"),
+                self.add_button: gr.update(visible=True, value=button),
+                self.agreed: name,
+            }
             return
         waiting = f"Teaching “{typed}” from {page_parts.count(len(paths), 'picture')} …"
         yield {**self._say(waiting, "busy"), self.teach_button: gr.update(interactive=False)}
         try:
-            event = self.host.learn(typed, self.uploads.find(paths), add=add)
+            event = self.host.learn(typed, self.uploads.find(paths), add=name == agreed)
         except UserError as error:
             yield self._say(page_parts.sentence(str(error)), "bad")
         except Exception:
@@ -190,14 +196,14 @@ class Page:
         return _change(lambda: page_parts.in_words(self.host.forget(label)) + ".")
 
     def undo(self, revision: int) -> str:
-        if revision != self.host.revision:
-            return page_parts.message("Somebody has changed the model meanwhile; please look again first.", "ask")
-        return _change(lambda: f"Taken back: {page_parts.in_words(self.host.undo()['undone'][0])}.")
+        return _change(lambda: f"Taken back: {page_parts.in_words(self.host.undo(seen=revision)['undone'][0])}.")
 
 
 def _change(change: Callable[[], str]) -> str:
     try:
         return page_parts.message(change())
+    except ChangedMeanwhile as error:
+        return page_parts.message(page_parts.sentence(str(error)), "ask")
     except UserError as error:
         return page_parts.message(page_parts.sentence(str(error)), "bad")
     except Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from fscil.errors import UserError
 from fscil.serving import page_parts
 from fscil.serving.page_parts import QUIET, TROUBLE
 from fscil.serving.page_recognise import IN_MEMORY, class_names
+from fscil.teachable.names import check_class_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,6 +54,12 @@ class Inbox:
             return self
         given = {self.current.position: name} if name else {}
         return Inbox(self.pictures, self.order, self.asked + 1, self.answers | given)
+
+    def refilled(self, pictures: Sequence[np.ndarray], order: Sequence[Suggestion]) -> Inbox:
+        """With other pictures to ask about; answers that were not taught yet stay."""
+        kept = [self.pictures[position] for position in self.answers]
+        moved = [replace(item, position=len(kept) + item.position) for item in order]
+        return Inbox([*kept, *pictures], moved, 0, dict(enumerate(self.answers.values())))
 
     def lessons(self) -> dict[str, list[np.ndarray]]:
         found: dict[str, list[np.ndarray]] = {}
@@ -109,18 +116,17 @@ def inbox_tab(host: Host, uploads: Uploads) -> list[Any]:
             page_parts.message(text, kind) if text else "",
         )
 
-    def add(paths: list[str] | str | None) -> tuple[Any, ...]:
+    def add(inbox: Inbox, paths: list[str] | str | None) -> tuple[Any, ...]:
         paths = [paths] if isinstance(paths, str) else paths or []
         try:
-            return show(*filled(host, uploads.find(paths)))
+            return show(*filled(host, inbox, uploads.find(paths)))
         except Exception as error:
-            return show(Inbox(), *explained(error))
+            return show(inbox, *explained(error))
         finally:
             uploads.discard(paths)
 
     def say(inbox: Inbox, name: str | None) -> tuple[Any, ...]:
-        name = (name or "").strip()
-        return show(inbox.answered(name)) if name else show(inbox, "Please choose a class, or type a new name.", "bad")
+        return show(*named(host, inbox, name))
 
     def teach(inbox: Inbox) -> tuple[Any, ...]:
         try:
@@ -130,7 +136,7 @@ def inbox_tab(host: Host, uploads: Uploads) -> list[Any]:
         text = " ".join([f"{page_parts.in_words(event)}.", *map(page_parts.sentence, event["notes"])])
         return show(Inbox(inbox.pictures, inbox.order, inbox.asked), text)
 
-    given.upload(add, given, views, show_progress_on=card, **QUIET)
+    given.upload(add, [state, given], views, show_progress_on=card, **QUIET)
     for number, button in enumerate(guesses):
         button.click(
             lambda inbox, number=number: show(inbox.answered(inbox.guesses[number])),
@@ -144,14 +150,28 @@ def inbox_tab(host: Host, uploads: Uploads) -> list[Any]:
     return [finish.click(teach, state, views, show_progress_on=said, **QUIET)]
 
 
-def filled(host: Host, files: Sequence[Path]) -> tuple[Inbox, str, str]:
-    """An inbox with these pictures, and what to say about those that cannot be used."""
+def filled(host: Host, inbox: Inbox, files: Sequence[Path]) -> tuple[Inbox, str, str]:
+    """The inbox with these pictures to ask about, and what to say about those that cannot be used."""
+    if inbox.answers and len(inbox.answers) + len(files) > host.limits.pictures:
+        raise UserError(f"teach the {page_parts.count(len(inbox.answers), 'answer')} first, then add more pictures.")
     decoded = host.decode(files)
     good = [item for item in decoded if not isinstance(item, str)]
     if not good:
-        return Inbox(), "None of these files can be used.", "bad"
+        return inbox, "None of these files can be used.", "bad"
     bad = len(decoded) - len(good)
-    return Inbox(good, host.suggest(good)), f"{page_parts.count(bad, 'file')} could not be used." if bad else "", "ask"
+    said = f"{page_parts.count(bad, 'file')} could not be used." if bad else ""
+    return inbox.refilled(good, host.suggest(good)), said, "ask"
+
+
+def named(host: Host, inbox: Inbox, name: str | None) -> tuple[Inbox, str, str]:
+    """The inbox after an answer was typed, and what is wrong with it: one bad name would keep all from being taught."""
+    if not (name := (name or "").strip()):
+        return inbox, "Please choose a class, or type a new name.", "bad"
+    try:
+        checked = check_class_name(name, {*class_names(host), *inbox.answers.values()})
+    except UserError as error:
+        return inbox, *explained(error)
+    return inbox.answered(str(checked)), "", "good"
 
 
 def explained(error: Exception) -> tuple[str, str]:

@@ -29,7 +29,13 @@ MOVED = 0.02  # of a figure, from which on a change is worth a word
 TROUBLE = "Something went wrong on the server; the model is as it was. Please try again."
 QUIET: dict[str, Any] = {"api_visibility": "private", "queue": False}  # of Gradio's events that need no queue
 Event = Mapping[str, Any]
-ACTIONS = {"fit": "Started with", "learn": "Learned", "forget": "Removed", "drop history": "History dropped;"}
+ACTIONS = {
+    "fit": "Started with",
+    "learn": "Learned",
+    "forget": "Removed",
+    "drop history": "History dropped;",
+    "push": "Uploaded with",
+}
 SERIES = (
     ("held_out_accuracy", "base", "right on held-out base pictures"),
     ("taught_rejection", "taught", "taught pictures called unknown"),
@@ -68,7 +74,7 @@ def in_words(event: Event) -> str:
     classes, pictures = event["classes"], count(sum(event["classes"].values()), "picture")
     named = ", ".join(f"“{name}”" for name in list(classes)[:NAMED])
     more = f" and {len(classes) - NAMED} more" if len(classes) > NAMED else ""
-    if event["action"] in ("fit", "drop history"):
+    if event["action"] not in ("learn", "forget"):  # these name every class
         named, more = count(len(classes), "class", "classes"), ""
     return f"{ACTIONS.get(event['action'], event['action'])} {named}{more} ({pictures})"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fscil._version import __version__
 from fscil.errors import UserError
+from fscil.files import check_place
 from fscil.teachable.folder import HEAD, Head, ModelFolder, Version
 from fscil.text import percent
 
@@ -57,14 +58,17 @@ def push(path: str | Path, repo: str, private: bool = False, history: bool = Fal
 def pull(path: str | Path, repo: str, revision: str | None = None, client: HfApi | None = None) -> str:
     """Downloads a model into a new folder; it appears there only once every hash is right. Returns the commit.
 
-    The head comes first: what it does not name, or names in another size than the hub has it, is not fetched.
+    The head comes first: what it does not name, or names in another size than the hub has it, is not fetched. An empty
+    folder is filled, not replaced: it may be the one somebody is in, or a disk of its own.
     """
     target = Path(path).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f'"{target}" exists already; choose another folder.')
+    check_place(target)
     client = client or _client()
+    there = target.exists()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as aside:
+    with tempfile.TemporaryDirectory(dir=target if there else target.parent, prefix=f".{target.name}.") as aside:
         folder = ModelFolder(Path(aside) / "model")
         try:
             commit, sizes = _offered(client, repo, revision)
@@ -90,9 +94,11 @@ def pull(path: str | Path, repo: str, revision: str | None = None, client: HfApi
         for extra in folder.path.iterdir():  # the client's own bookkeeping
             if extra.name not in {HEAD, *head.files}:
                 shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
-        if target.exists():
-            target.rmdir()
-        folder.path.rename(target)
+        if there:
+            for name in (*head.files, HEAD):  # the head last: without it this is no model
+                (folder.path / name).rename(target / name)
+        else:
+            folder.path.rename(target)
     return commit
 
 

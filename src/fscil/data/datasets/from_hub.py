@@ -6,8 +6,8 @@ decoder from the bytes of the table.
 
 from __future__ import annotations
 
+import os
 import socket
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -48,8 +48,10 @@ def _load(full: str, name: str, config: DataConfig) -> Any:
     except ImportError as error:
         raise UserError(f'dataset {full} needs the package datasets: pip install "fscil[hf]"') from error
     path, _, subset = name.partition(":")
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
-        raise UserError(f'dataset {full}: there is no folder "{path}"')
+    if path.startswith((".", "/", "~")):
+        path = os.path.expanduser(path)
+        if not os.path.exists(path):
+            raise UserError(f'dataset {full}: there is no folder "{path}"')
     root, before = place_of(full, config), datasets.config.HF_HUB_OFFLINE
     offline = before or not (may_fetch(config) and _hub_has_a_name())
     try:
@@ -90,7 +92,13 @@ def _label_column(full: str, config: DataConfig, features: Any) -> str:
 
     found = [key for key, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
     found = found or [key for key in USUAL_LABELS if key in features]
-    return _column(full, "label", config.label_column, found, features)
+    chosen = _column(full, "label", config.label_column, found, features)
+    if not isinstance(features[chosen], (datasets.ClassLabel, datasets.Value)):
+        raise UserError(
+            f'dataset {full}: the column "{chosen}" holds no single number or text for each image; '
+            "name another with --set data.label_column=NAME"
+        )
+    return chosen
 
 
 def _column(full: str, kind: str, chosen: str | None, found: list[str], features: Any) -> str:
@@ -109,7 +117,8 @@ def _classes(feature: Any, values: dict[str, Any]) -> tuple[list[str], dict[Any,
     names = getattr(feature, "names", None)
     if names:
         return list(names), {at: at for at in range(len(names))}
-    seen = sorted({value for listed in values.values() for value in listed})
+    found = {value for listed in values.values() for value in listed}
+    seen = sorted(value for value in found if value is not None and value == value)  # a row without a label: None, NaN
     return [str(value) for value in seen], {value: at for at, value in enumerate(seen)}
 
 

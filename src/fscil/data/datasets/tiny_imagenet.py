@@ -9,6 +9,7 @@ from fscil.data.datasets.common import Dataset, file_dataset, images_by_class, l
 from fscil.data.manifests import manifest_of_lists
 from fscil.data.picture_files import folders_in
 from fscil.errors import UserError
+from fscil.reading import read_text
 
 
 def tiny_imagenet(config: DataConfig) -> Dataset:
@@ -36,7 +37,7 @@ def _annotations(root: Path, known: dict[str, int]) -> list[tuple[str, str]]:
     """(file, class) of every line `val_0.JPEG<tab>n03444034<tab>box`."""
     path = root / "val" / "val_annotations.txt"
     pairs = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in filter(str.strip, read_text(path).splitlines()):
         cells = line.split("\t")
         if len(cells) < 2 or cells[1] not in known:
             raise UserError(f'"{path}": "{line[:60]}" is no line of a file and one of the classes in train/')

@@ -61,6 +61,7 @@ def default_path(model: Path, name: str) -> Path:
     ('birds.onnx', 'birds-timm')
     """
     suffix = target_entry(name).suffix
+    model = model if model.name not in ("", "..") else model.resolve()  # "." and ".." have no name of their own
     return model.with_name(f"{model.name}{suffix}" if suffix else f"{model.name}-{name}")
 
 
