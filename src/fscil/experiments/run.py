@@ -251,7 +251,7 @@ def _fit_base(method: Method, task: Task, runtime: Runtime, share: bool) -> None
             facts = torch.frombuffer(bytearray(json.dumps(json_able(method.diagnostics())).encode()), dtype=torch.uint8)
             runtime.shelf.put(key, {**method.state(), DIAGNOSTICS: facts})
         else:
-            method._diagnostics = json.loads(bytes(state.pop(DIAGNOSTICS).tolist()))
+            method.restore_diagnostics(json.loads(bytes(state.pop(DIAGNOSTICS).tolist())))
             method.load_state(state)
 
 

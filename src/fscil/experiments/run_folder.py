@@ -157,7 +157,7 @@ class RunRecord:
             raise UserError(f'"{last}" does not fit method {self.config.method}: {error}') from error
         if method.seen != self.sessions[-1]["seen"]:
             raise UserError(f'"{last}" knows {method.seen} classes, {METRICS} says {self.sessions[-1]["seen"]}')
-        method._diagnostics = dict(self.sessions[-1].get("diagnostics") or {})  # a task may add none of its own
+        method.restore_diagnostics(self.sessions[-1].get("diagnostics") or {})  # a task may add none of its own
 
     def _unhashed_lines(self) -> list[str]:
         numbers = [int(path.stem.split("_")[1]) for path in self.checkpoint(0).parent.glob("session_*.safetensors")]

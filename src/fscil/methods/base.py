@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -140,6 +140,10 @@ class Method(nn.Module):
     def diagnostics(self) -> dict[str, Any]:
         """JSON-able facts about the last task, for the run's log."""
         return self._diagnostics
+
+    def restore_diagnostics(self, diagnostics: Mapping[str, Any]) -> None:
+        """Takes back what `diagnostics` said when a state was stored, which is no part of the state."""
+        self._diagnostics = dict(diagnostics)
 
     def trainable_parameters(self) -> int:
         """Numbers trained in the base task; methods override it with what they train."""
