@@ -14,11 +14,14 @@ from fscil import registry
 from fscil.backbones.lora import initial_lora
 from fscil.data.pixels import Pixels
 from fscil.data.stream import Task
+from fscil.heads import mpcc
+from fscil.heads.base import Lesson
 from fscil.maths.fisher import batch_square, sample_square
 from fscil.methods.base import Method
 from fscil.methods.families.adapter_sets import AdapterPlan, AdapterSpec, fisher_information
 from fscil.methods.training import Schedule
 from fscil.runtime import Runtime
+from head_world import BASE, DIM, base_lesson, lesson
 from tiny_world import base_task, few_shot_tasks, make_backbone, make_images, make_method
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -108,6 +111,38 @@ def test_products_of_bf16_values_are_summed_in_float32(square):
     per_sample = torch.einsum("sbte,sbtd->sbed", g.double(), x.double())
     expected = per_sample.sum(1) ** 2 if square is batch_square else (per_sample**2).sum(1)
     torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def taught_mpcc(device: str) -> mpcc.MPCC:
+    head = mpcc.MPCC(DIM, mpcc.MPCCOptions(lr=RATE), Runtime.make(device, precision="fp32", seed=1))
+
+    def there(given: Lesson) -> Lesson:
+        features, labels = given.features.to(device), given.labels.to(device)
+        return dataclasses.replace(
+            given, features=features, labels=labels, views=lambda *asked: given.views(*asked).to(device)
+        )
+
+    head.fit(there(base_lesson()))
+    head.teach(there(lesson([BASE, BASE + 1], 5, number=1)))
+    return head
+
+
+# An epoch is eight batches, of which the last is larger: replayed steps and eager ones take turns.
+def test_mpcc_calibrates_by_replayed_steps_as_on_the_cpu(monkeypatch):
+    epochs, draw = [], mpcc.embedding_batches
+
+    def drawn(*inputs):
+        epochs.append(list(draw(*inputs)))
+        return epochs[-1]
+
+    monkeypatch.setattr(mpcc, "embedding_batches", drawn)
+    expected = taught_mpcc("cpu")
+    assert len({len(x) for x, _ in epochs[0]}) == 2
+    same = iter(epochs)  # draws of a GPU are its own
+    monkeypatch.setattr(mpcc, "embedding_batches", lambda *_: [(x.to(DEVICE), y.to(DEVICE)) for x, y in next(same)])
+    found = taught_mpcc(DEVICE)
+    assert expected.diagnostics["row_rotation_degrees"] > 1
+    torch.testing.assert_close(found.rows.cpu(), expected.rows, rtol=1e-3, atol=1e-4)
 
 
 KINDS = {registry.method_class(name): name for name in sorted(registry.METHODS)}  # one of each: others change options

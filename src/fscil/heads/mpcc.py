@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fscil.errors import UserError
 from fscil.heads.base import Lesson
+from fscil.heads.descent import Descent
 from fscil.heads.embeddings import KnownClasses, embedding_batches
 from fscil.heads.prototypes import PrototypeOptions, Prototypes
 from fscil.maths.gaussians import Roots, class_roots, covariance_roots
@@ -153,17 +154,16 @@ class MPCC(Prototypes):
         o = self.options
         before = self.rows.clone()
         rows = nn.Parameter(self.rows.clone())
-        optimiser = torch.optim.SGD([rows], lr=o.lr, momentum=o.momentum, weight_decay=o.weight_decay)
+        descent = Descent(
+            rows, lambda x, y: margin_loss(x, rows, y, o.scale, o.margin), self.runtime, o.momentum, o.weight_decay
+        )
         cached = self._real_features(lesson, 0) if o.views is not None else None
         known = self.known_classes(torch.unique(lesson.labels), lesson.trained_rows)
         for epoch in self.runtime.track(range(o.epochs), f"calibration of task {lesson.number}"):
-            optimiser.param_groups[0]["lr"] = cosine_schedule(o.lr, epoch, o.epochs)
+            descent.rate(cosine_schedule(o.lr, epoch, o.epochs))
             real = cached if cached is not None else self._real_features(lesson, epoch)
             for x, y in embedding_batches(known, real, o, self.runtime, lesson.number, epoch):
-                loss = margin_loss(x, rows, y, o.scale, o.margin)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
+                descent.step(x, y)
         self.rows = rows.detach()
         self.diagnostics = {"row_rotation_degrees": float(rotation(before, self.rows).mean())}
 
