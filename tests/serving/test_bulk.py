@@ -150,7 +150,7 @@ def test_local_http(model, photos, tmp_path):
         ("nowhere", "holds no pictures"),
         ("odd://x", "cannot be opened"),
         ("http://127.0.0.1:9/", "cannot be reached"),
-        ("list.csv", "no column file or path"),
+        ("list.csv", r"no column path \(or file"),
         ("empty.txt", "names no pictures"),
     ],
 )

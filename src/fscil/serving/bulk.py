@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fscil.data.decode import SUFFIXES
-from fscil.data.picture_files import files_in
+from fscil.data.picture_files import files_in, table_rows
 from fscil.data.pictures import AT_ONCE
 from fscil.errors import UserError, nearest
 from fscil.files import atomic_write, digest_file
-from fscil.reading import TABLE_AT_MOST, parse_table
+from fscil.reading import TABLE_AT_MOST
 from fscil.teachable.folder import HEAD
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 200 * 2**20  # of one picture that is fetched
 PART = 1024  # pictures in one file of answers: a few seconds of work on a CPU, lost at most when a worker is killed
 LEDGER = "_ledger.parquet"  # readers of Parquet folders pass over names that begin with _
-COLUMN_NAMES = ("file", "path", "image", "url")  # of the pictures in a CSV list
 
 
 # ---- where pictures come from ----------------------------------------------------------------------------------------
@@ -69,11 +68,7 @@ def _listed(source: str) -> list[str]:
     if source.endswith(".txt"):
         names = [line.strip() for line in text.splitlines()]
     else:
-        columns, rows = parse_table(text, source)
-        column = next((name for name in columns if name.strip().lower() in COLUMN_NAMES), None)
-        if column is None:
-            raise UserError(f'"{source}" has no column {" or ".join(COLUMN_NAMES)}; its first line names the columns.')
-        names = [row[column].strip() for row in rows]
+        names = [row["path"] for row in table_rows(text, source, needed=["path"])]
     found = sorted({name for name in names if name})
     if not found:
         raise UserError(f'"{source}" names no pictures.')
