@@ -248,8 +248,8 @@ def test_unfinished_and_unhashed_runs_are_checked_as_far_as_they_go(tmp_path, mo
 @pytest.mark.parametrize("validation", [False, True])
 def test_a_run_that_stopped_after_the_base_task_is_intact(tmp_path, weights, monkeypatch, validation):
     """Group averages of the base classes follow `way`; a validation stream of 4 + 3 classes has a way of 3 at most."""
-    settings = {"data.base": 7, "data.way": 4, "data.tasks": 2, "data.validation": validation, "options.epochs": 1}
-    settings |= {"data.validation_base": 4} if validation else {}
+    settings = {"data.base": 7, "data.way": 4, "data.validation": validation, "options.epochs": 1}
+    settings |= {"data.validation_base": 4} if validation else {"data.tasks": 2}
     learn = TEEN.learn
 
     def stop(method, task):

@@ -47,7 +47,7 @@ def tune(
 
     `fscil tune --method miam --head closed_form --vary head.shrinkage=0.1,0.3,0.5 --vary head.correction=0.5,1`
     """
-    from fscil.config import resolve
+    from fscil.config import refuse_tasks_of_validation, resolve
     from fscil.display import LiveDisplay, output_console
     from fscil.evaluation.rendering import print_table, write_table
     from fscil.evaluation.tables import dataset_title, run_title
@@ -58,7 +58,8 @@ def tune(
 
     wanted = tuning.head_settings(parse_variants(vary))
     tuning.check_metric(by)
-    refuse_apart(merge(*map(parse_setting, settings or [])), "--method")
+    chosen = merge(*map(parse_setting, settings or []))
+    refuse_apart(chosen, "--method")
     flags = place_flags(
         head=None if head == "own" else head,
         backbone=backbone,
@@ -68,9 +69,11 @@ def tune(
         device=device,
         precision=precision,
     )
+    flags = merge(flags, {"data": {"validation": True}})
     groups: dict[str, list] = {}
     for seed in parse_seeds(seeds):
         config = resolve(method, dataset, None, settings or [], fast, seed=seed, **flags)
+        refuse_tasks_of_validation(config, chosen)
         found = tuning.tune(config, wanted, draws, output / "shelf", LiveDisplay(quiet=quiet))
         for label, results in found.items():
             groups.setdefault(label, []).extend(results)
