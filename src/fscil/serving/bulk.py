@@ -79,8 +79,11 @@ def _filesystem(url: str) -> tuple[Any, str]:
     """What reads and writes a URL, and the path inside it."""
     try:
         from fsspec.core import url_to_fs
+        from fsspec.implementations.local import LocalFileSystem
     except ImportError:
         raise UserError(f'"{url}" is a URL, which needs fsspec; pip install "fscil[bulk]"') from None
+    if url.startswith(("file://", "local://")):  # a name on this machine may hold "::", which chains URLs elsewhere
+        return LocalFileSystem(), str(LocalFileSystem._strip_protocol(url))
     try:
         filesystem, inside = url_to_fs(url)
     except (ImportError, ValueError) as error:  # an unknown protocol, or one whose package is not installed
@@ -223,7 +226,7 @@ def _write_ledger(output: Output, parts: Sequence[Part], meta: Mapping[str, str]
     pa = _pyarrow()
     columns = {
         "part": pa.array([part.number for part in parts for _ in part.files], pa.int32()),
-        "file": pa.array([_utf8(file) for part in parts for file in part.files], pa.string()),
+        "file": pa.array([file.encode("utf-8", "surrogatepass") for part in parts for file in part.files], pa.binary()),
     }
     output.write(LEDGER, pa.table(columns).replace_schema_metadata({f"fscil.{key}": meta[key] for key in meta}))
 
@@ -239,11 +242,16 @@ def _read_ledger(output: Output, meta: Mapping[str, str]) -> list[Part]:
             )
     pa = _pyarrow()
     columns = {name: kind for name, kind in zip(table.schema.names, table.schema.types)}
-    if columns != {"part": pa.int32(), "file": pa.string()} or any(column.null_count for column in table.columns):
+    kinds = pa.binary(), pa.string()  # text: of ledgers in which names that are no UTF-8 were escaped
+    fits = columns in [{"part": pa.int32(), "file": kind} for kind in kinds]
+    if not fits or any(column.null_count for column in table.columns):
         raise UserError(f'"{output.path(LEDGER)}" is no list of parts; remove the folder and start again.')
     parts: dict[int, list[str]] = {}
-    for number, file in zip(table["part"].to_pylist(), table["file"].to_pylist()):
-        parts.setdefault(number, []).append(file)
+    try:
+        for number, file in zip(table["part"].to_pylist(), table["file"].cast(pa.binary()).to_pylist()):
+            parts.setdefault(number, []).append(file.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError as error:
+        raise UserError(f'"{output.path(LEDGER)}" is damaged ({error}); remove the folder and start again.') from error
     if sorted(parts) != list(range(len(parts))):  # further parts are numbered after these
         raise UserError(f'"{output.path(LEDGER)}" lacks parts; remove the folder and start again.')
     return [Part(number, files) for number, files in sorted(parts.items())]
