@@ -639,6 +639,15 @@ def test_wrong_parameters_name_the_nearest(weights, change, message):
         FewShotClassifier(**{"backbone": BACKBONE, "weights": weights, **change}).fit(*pictures(range(3), 4))
 
 
+def test_a_backbone_of_another_size_than_the_pictures_is_refused(weights):
+    backbone = make_backbone()
+    size = 2 * backbone.image_size
+    said = f"size of preprocessing. is {size}, but the backbone takes {backbone.image_size} pixels; .*image_size={size}"
+    with pytest.raises(UserError, match=said):
+        FewShotClassifier(backbone=backbone, preprocessing={"size": size}).fit(*pictures(range(3), 4))
+    FewShotClassifier(backbone=backbone, preprocessing={"size": size // 2}).fit(*pictures(range(3), 4))
+
+
 def test_bad_pictures_and_labels_are_refused(small, weights):
     fresh = clone(small)
     images, labels = pictures(range(3), 3)
