@@ -244,7 +244,7 @@ def test_undo_takes_back_any_number_of_changes(model):
         model.undo(steps)
         np.testing.assert_array_equal(model.predict_proba(queries), answers[left])
         assert model.calibration_ == calibrations[left]
-    with pytest.raises(UserError, match="0 were made"):
+    with pytest.raises(UserError, match="none was made since the base classes were learned"):
         model.undo()
     model.learn(*pictures([10], 4))
     np.testing.assert_array_equal(model.predict_proba(queries), answers[1])

@@ -140,8 +140,11 @@ def test_history_can_be_dropped(saved):
     clf = FewShotClassifier.load(saved)
     assert len(clf.history_) == 1 and "class 10" not in (saved / "model.json").read_text()
     assert len(list(saved.glob("state-*"))) == 1 and len(clf.knowledge_.held["labels"]) == 15
-    with pytest.raises(UserError, match="0 were made"):
+    with pytest.raises(UserError, match="cannot undo 1 change: none was made since the history was dropped for good"):
         clf.undo()
+    clf.forget("class 2").save(saved)
+    with pytest.raises(UserError, match="cannot undo 2 changes: 1 was made since the history was dropped for good"):
+        clf.undo(2)
 
 
 # ---- backbone ----
