@@ -108,6 +108,20 @@ def test_local_names_that_would_chain_urls(model, photos, tmp_path):
     assert (tmp_path / "out::here" / "part-000000.parquet").exists()
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted there")
+def test_local_output_is_read_in_the_callers_thread(model, photos, tmp_path):
+    """A thread of pyarrow's that lets go of what was read while Python ends aborts the process: of 48 calls that had
+    nothing left to do, 11 ended so. Threads once started stay, so a new process counts them."""
+    bulk.recognise_all(model, [str(photos)], str(tmp_path / "out"), quiet=True)
+    program = (
+        "import os, pyarrow.parquet; from fscil.serving import bulk; output = bulk.Output('out')\n"
+        "before = set(os.listdir('/proc/self/task')); rows = output.read(bulk.LEDGER).num_rows\n"
+        "print(rows, len(set(os.listdir('/proc/self/task')) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "20 0\n"
+
+
 def test_local_refuses_what_would_mix(model, photos, weights, tmp_path):
     out = tmp_path / "out.parquet"
     bulk.recognise_all(model, [str(photos)], str(out), quiet=True)

@@ -180,7 +180,8 @@ class Output:
     def read(self, name: str) -> pa.Table:
         content = io.BytesIO(_read(self.path(name), TABLE_AT_MOST))
         try:
-            table = _pyarrow().parquet.read_table(content)
+            # In this thread alone: one of pyarrow's that lets go of `content` while Python ends aborts the process.
+            table = _pyarrow().parquet.ParquetFile(content, pre_buffer=False).read(use_threads=False)
             table.validate(full=True)  # text that is no UTF-8 would show later,
             table.rename_columns(table.schema.names)  # and so would names that are none
             return table
