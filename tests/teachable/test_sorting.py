@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from fscil.errors import UserError
@@ -53,3 +57,26 @@ def test_pictures_are_not_put_into_a_model_or_below_a_file(tmp_path):
     with pytest.raises(UserError, match='"model.json" is a file; choose another folder'):
         Sorted(tmp_path / "model" / "model.json" / "sorted")
     assert not (tmp_path / "model" / "answers.csv").exists()
+
+
+def test_a_picture_that_cannot_be_moved_stays_where_it_is_alone(tmp_path, monkeypatch):
+    """As on a camera's card that is locked."""
+    card = tmp_path / "card" / "a.png"
+    card.parent.mkdir()
+    card.write_bytes(b"a picture")
+    unlink = Path.unlink
+
+    def locked(path, *arguments, **named):
+        if path == card:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "unlink", locked)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r'cannot move ".*a.png" into ".*jay": Read-only file system'):
+            place_file(card, tmp_path / "sorted" / "jay", "move")
+        assert card.exists() and not list((tmp_path / "sorted" / "jay").iterdir())
+    place_file(card, tmp_path / "sorted" / "jay")
+    with pytest.raises(UserError, match="cannot move"):
+        place_file(card, tmp_path / "sorted" / "jay", "move")
+    assert card.exists() and (tmp_path / "sorted" / "jay" / "a.png").exists()  # the copy was somebody's wish

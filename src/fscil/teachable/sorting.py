@@ -62,26 +62,31 @@ def check_target(option: str, folder: Path) -> None:
 def place_file(file: Path, folder: Path, how: How = "copy") -> Path:
     """Puts a picture into a folder and returns where it is; what lies there already under its name stays.
 
-    The same picture is not put there twice; another one of its name gets a number.
+    The same picture is not put there twice; another one of its name gets a number. One that cannot be taken from where
+    it is stays there alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 100_000):
-        target = folder / (file.name if number == 1 else f"{file.stem}-{number}{file.suffix}")
-        if not os.path.lexists(target):
-            break
-        if target.exists() and filecmp.cmp(file, target, shallow=False):
-            if how == "move" and not target.samefile(file):
-                file.unlink()
-            return target
     try:
+        for number in range(1, 100_000):
+            target = folder / (file.name if number == 1 else f"{file.stem}-{number}{file.suffix}")
+            if not os.path.lexists(target):
+                break
+            if target.exists() and filecmp.cmp(file, target, shallow=False):
+                if how == "move" and not target.samefile(file):
+                    file.unlink()
+                return target
         if how == "link":
             target.symlink_to(file.resolve())
-        else:
-            with atomic_path(target) as aside:
-                shutil.copyfile(file, aside)
-                shutil.copystat(file, aside)
-            if how == "move":
+            return target
+        with atomic_path(target) as aside:
+            shutil.copyfile(file, aside)
+            shutil.copystat(file, aside)
+        if how == "move":
+            try:
                 file.unlink()
+            except OSError:
+                target.unlink()
+                raise
     except OSError as error:
         raise UserError(f'cannot {how} "{file}" into "{folder}": {error.strerror or error}') from error
     return target
