@@ -244,6 +244,20 @@ def writes_of(action, monkeypatch):
     return count
 
 
+def test_a_first_write_that_fails_leaves_no_folder(saved, tmp_path, monkeypatch):
+    clf = FewShotClassifier.load(saved)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="the disk is full"):
+        patched.setattr(os, "replace", full)
+        clf.save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    clf.save(tmp_path / "new")
+    assert (tmp_path / "new" / "model.json").exists()
+
+
 def test_a_full_disk_at_any_write_leaves_the_previous_version(saved, monkeypatch, tmp_path):
     before = answers(saved)
     spare = shutil.copytree(saved, tmp_path / "spare")

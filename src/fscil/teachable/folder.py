@@ -116,9 +116,11 @@ class ModelFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One writer at a time, over threads and processes; waits for the other. May be nested."""
+        """One writer at a time, over threads and processes; waits for the other. May be nested. A new folder into which
+        nothing was written goes again."""
         from filelock import FileLock, Timeout
 
+        fresh = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_links(self.path, ".lock")
@@ -132,6 +134,10 @@ class ModelFolder:
             yield
         finally:
             lock.release()
+            if fresh and [path.name for path in self.path.iterdir()] == [".lock"]:
+                with contextlib.suppress(OSError):
+                    (self.path / ".lock").unlink()
+                    self.path.rmdir()
 
     # ---- reading ----
     def read(self) -> Head:
