@@ -82,6 +82,14 @@ def test_tasks_of_a_validation_stream_are_refused(command, fscil, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"), [("data.tasks=2", "data.tasks=2 has no effect"), ("data.validation=false", "fscil compare")]
+)
+def test_a_stream_to_tune_on_cannot_be_another(setting, said, fscil, tmp_path):
+    status, _, err = fscil("tune", "--vary", "head.correction=0.5", "--set", setting, "-o", tmp_path / "made")
+    assert status == 2 and said in err and not (tmp_path / "made").exists()
+
+
 def test_layers_lie_in_the_stated_order(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("method: smp\nseed: 7\noptions: {epochs: 4, lr: 0.5, rank: 3}\nfast: {options: {epochs: 2}}\n")
