@@ -8,7 +8,7 @@ import yaml
 
 from fscil import config as configuration
 from fscil import recipes, registry
-from fscil.config import RunConfig, differences, read_config, resolve, with_later_settings, write_config
+from fscil.config import DataConfig, RunConfig, differences, read_config, resolve, with_later_settings, write_config
 from fscil.errors import UserError
 from fscil.strict import build, types_of
 
@@ -60,6 +60,34 @@ def test_files_that_would_not_be_read_are_refused(name, reader):
         resolve(settings=[f"data.{name}=somewhere"])
     assert f'data.{name} "somewhere" is read with' in str(caught.value) and reader in str(caught.value)
     assert getattr(resolve(settings=[f"data.{name}=somewhere", reader]).data, name) == "somewhere"
+
+
+def test_shots_are_chosen_in_one_way(tmp_path):
+    listed = ["data.sampler=index_files", "data.index_files=lists"]
+    with pytest.raises(UserError) as caught:
+        resolve(settings=listed, data={"shots_file": "shots.json"})
+    assert 'data.shots_file) "shots.json"' in str(caught.value) and "data.sampler=seeded" in str(caught.value)
+    assert resolve(settings=listed).data.index_files == "lists"
+    write_config(tmp_path / "config.yaml", RunConfig(data=DataConfig(sampler="index_files", shots_file="shots.json")))
+    assert read_config(tmp_path / "config.yaml").data.shots_file == "shots.json"  # of a run that was stopped
+
+
+@pytest.mark.parametrize(
+    "command", [["run"], ["run", "--limit", "2"], ["compare"], ["compare", "--vary", "options.epochs=1,2"]]
+)
+def test_tasks_of_a_validation_stream_are_refused(command, fscil, tmp_path):
+    given = ["--set", "data.tasks=2", "--set", "data.validation=true", "-o", tmp_path / "made"]
+    status, _, err = fscil(*command, *given)
+    assert status == 2 and "data.tasks=2 has no effect" in err and "data.validation_base" in err, err
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"), [("data.tasks=2", "data.tasks=2 has no effect"), ("data.validation=false", "fscil compare")]
+)
+def test_a_stream_to_tune_on_cannot_be_another(setting, said, fscil, tmp_path):
+    status, _, err = fscil("tune", "--vary", "head.correction=0.5", "--set", setting, "-o", tmp_path / "made")
+    assert status == 2 and said in err and not (tmp_path / "made").exists()
 
 
 def test_layers_lie_in_the_stated_order(tmp_path):

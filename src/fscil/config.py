@@ -214,8 +214,23 @@ def resolve(
         written = [chosen.values, chosen.fast] if fast else [chosen.values]
         layers += [{"options": entry.options}, *written] if own else [*written, {"options": entry.options}]
         layers.append({"recipe": chosen.name + ("+fast" if fast and chosen.fast else "")})
-    merged = merge(*layers, set_layer, explicit)
-    return complete(merged)
+    config = complete(merge(*layers, set_layer, explicit))
+    if config.data.shots_file and config.data.sampler == "index_files":  # of a stored run the ledger counted
+        raise UserError(
+            f'--shots-file (data.shots_file) "{config.data.shots_file}" and data.sampler=index_files each say which '
+            "images are learned from; leave --shots-file out, or --set data.sampler=seeded"
+        )
+    return config
+
+
+def refuse_tasks_of_validation(config: RunConfig, *given: Mapping[str, Any]) -> None:
+    """Refuse `data.tasks` that somebody gives for a validation stream, which lasts until its classes are used up."""
+    tasks = flatten(merge(*given)).get("data.tasks")
+    if config.data.validation and tasks is not None:
+        raise UserError(
+            f"data.tasks={tasks} has no effect on a validation stream, which lasts until the base classes are used up; "
+            "leave it out, or cut the stream by data.validation_base and data.way"
+        )
 
 
 def complete(values: Mapping[str, Any]) -> RunConfig:

@@ -78,6 +78,21 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def folders_for(folder: Path) -> Iterator[None]:
+    """Makes a folder and those above it; of what was made, nothing stays that is empty when the block ends."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(_explain(folder, error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            for place in made:
+                place.rmdir()
+
+
 def _umask() -> int:
     """What is not permitted of new files; it cannot be asked for without being set."""
     mask = os.umask(0)

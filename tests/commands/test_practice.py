@@ -98,7 +98,7 @@ def test_classes_info_forget_and_undo(model, photos, capsys):
     say(capsys, "undo", model)
     assert "kolibri" not in say(capsys, "classes", model)
     assert run("undo", model) == 2
-    assert "0 were made" in capsys.readouterr().err
+    assert "cannot undo 1 change: none was made" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--purge", "--for-good"])
@@ -583,6 +583,8 @@ def test_push_and_pull(model, photos, tmp_path, monkeypatch, capsys):
     said = say(capsys, "pull", tmp_path / "first", "me/birds", "--revision", client.commits[0])
     assert "5 classes" in said and client.commits[0] in said
     assert not (tmp_path / "first" / ".cache").exists()
+    assert run("undo", tmp_path / "first") == 2
+    assert "none was made since the model was pushed without its history" in capsys.readouterr().err
 
 
 def test_an_empty_folder_is_filled_by_a_pull(uploaded, tmp_path, monkeypatch):
@@ -594,6 +596,18 @@ def test_an_empty_folder_is_filled_by_a_pull(uploaded, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UserError, match='"notes.txt" is a file; choose another folder'):
         hub.pull(tmp_path / "notes.txt" / "mine", "me/birds", client=client)
+
+
+def test_a_pull_that_fails_leaves_no_folders(model, tmp_path):
+    client = LocalHub(tmp_path / "hub")
+    (tmp_path / "there").mkdir()
+    for target in ("a/b/c", "there/b", "there"):
+        with pytest.raises(UserError, match="cannot pull"):
+            hub.pull(tmp_path / target, "me/nothing", client=client)
+    assert not (tmp_path / "a").exists() and not list((tmp_path / "there").iterdir())
+    hub.push(model, "me/birds", client=client)
+    hub.pull(tmp_path / "a/b/c", "me/birds", client=client)
+    assert (tmp_path / "a/b/c/model.json").exists()
 
 
 @pytest.fixture

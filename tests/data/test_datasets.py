@@ -18,10 +18,12 @@ from fscil.data.datasets import cifar100, common, load_dataset
 from fscil.data.datasets.imagenet_r import read_coda_lists
 from fscil.data.downloads import Archive
 from fscil.data.manifests import Manifest
+from fscil.data.picture_files import labelled_files
 from fscil.data.plain_pickle import read_plain_pickle
 from fscil.data.stream import make_stream
 from fscil.data.transforms import Transform
 from fscil.errors import UserError
+from fscil.serving.bulk import pictures_at
 
 CIFAR_NAMES = [f"thing_{i}" for i in range(100)]
 
@@ -477,15 +479,53 @@ def test_csv_without_a_split_and_bad_ones(pets):
     dataset = load_dataset("folder", DataConfig(root=str(path), test_fraction=0.5))
     assert dataset.manifest.class_names == ("hound",) and dataset.manifest.split == "50-50"
     for text, message in (
-        ("path,label\n", "no rows"),
-        ("dog/1.png\n", "lacks a cell"),
-        ("dog/1.png,\n", "lacks a cell"),
+        ("path,label\n", "names no pictures"),
+        ("dog/1.png\n", "line 1 of .* has no label"),
+        ("dog/1.png,\n", "line 1 of .* has no label"),
         ("dog/1.png,dog,train\ndog/3.png,dog,maybe\n", "'maybe', neither train nor test"),
         ("dog/1.png,dog,train\ndog/3.png,dog\n", "'', neither train nor test"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
             load_dataset("folder", DataConfig(root=str(path)))
+
+
+NAMES_OF_PATHS = ("path", "file", "filename", "filepath", "file_name", "file_path", "image", "image_path", "url")
+
+
+@pytest.mark.parametrize("name", NAMES_OF_PATHS)
+def test_a_column_of_paths_has_the_same_names_wherever_a_table_is_read(pets, name):
+    files = [f"{kind}/{i}.{'png' if i % 2 else 'JPG'}" for kind in ("dog", "cat") for i in range(4)]
+    table = pets / "list.csv"
+    table.write_text(f"note;Label; {name.upper()}\n" + "".join(f"x;{file.split('/')[0]};{file}\n" for file in files))
+    assert labelled_files(table) == ([pets / file for file in files], ["dog"] * 4 + ["cat"] * 4)
+    assert pictures_at(str(table)) == sorted(files)
+    entries = load_dataset("folder", DataConfig(root=str(table))).manifest.entries
+    assert sorted(entry.image for entry in entries) == sorted(files)
+
+
+def test_of_several_columns_of_paths_one_counts_everywhere(pets):
+    table = pets / "list.csv"
+    table.write_text("url,label,path\nhttp://x/1.jpg,dog,dog/1.png\nhttp://x/3.jpg,dog,dog/3.png\n")
+    assert labelled_files(table)[0] == [pets / "dog/1.png", pets / "dog/3.png"]
+    assert pictures_at(str(table)) == ["dog/1.png", "dog/3.png"]
+    entries = load_dataset("folder", DataConfig(root=str(table))).manifest.entries
+    assert {entry.image for entry in entries} == {"dog/1.png", "dog/3.png"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\ndog/1.png,dog\n,dog\n", 'line 3 of ".*list.csv" has no path; add it or delete the line.'),
+        ("path,label\n", '"[^"]*list.csv" names no pictures.'),
+    ],
+)
+def test_a_table_is_refused_in_the_same_words_wherever_it_is_read(pets, text, message):
+    table = pets / "list.csv"
+    table.write_text(text)
+    for read in (labelled_files, pictures_at, lambda source: load_dataset("folder", DataConfig(root=source))):
+        with pytest.raises(UserError, match=message):
+            read(str(table))
 
 
 def test_folder_mistakes(tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 import statistics
 import subprocess
@@ -91,10 +92,21 @@ def test_variants_that_would_be_one_row_are_refused():
             GridSpec(settings=parse_variants([f"{key}={values}"])).configs()
     with pytest.raises(UserError, match='"options.rank=4" and "options.rank=4" are the same runs'):
         GridSpec(settings=parse_variants(["options.rank=4,4"])).configs()
-    with pytest.raises(UserError, match="or what overrules them"):
-        GridSpec(settings=parse_variants(["data.limit=2,3"])).configs(data={"limit": 1})
     # margin 0.2 is SMP's own and not the baseline's, so that the second is a row of its own
     assert len(GridSpec(("smp", "baseline"), settings=({}, {"options.margin": 0.2})).configs()) == 4
+
+
+def test_what_is_said_for_all_runs_and_by_a_variant_is_refused(fscil, tmp_path):
+    both = r"options.epochs=3 for all runs .* and options.epochs=5 of a variant .* exclude one another"
+    for variants in (parse_variants(["options.epochs=5"]), ({}, {"options": {"epochs": 5}})):
+        with pytest.raises(UserError, match=both):
+            GridSpec(set={"options.epochs": 3}, settings=variants)
+    with pytest.raises(UserError, match="data.limit=1 for all runs .* and data.limit=2 of a variant"):
+        GridSpec(settings=parse_variants(["data.limit=2,3"])).configs(data={"limit": 1})
+    status, _, err = fscil(
+        "compare", "--vary", "options.epochs=5", "--set", "options.epochs=3", "-o", tmp_path / "grid"
+    )
+    assert status == 2 and re.search(both, err) and len(err.splitlines()) == 1 and not (tmp_path / "grid").exists()
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

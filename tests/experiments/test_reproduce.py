@@ -96,12 +96,16 @@ def test_unknown_names_are_refused_with_the_nearest():
         ("beyond-sessions", "data.way=2"),
         ("beyond-heads", "head.name=plda"),
         ("beyond-ablation", "options.margins=[0.1]"),
+        ("beyond-correction", "data.validation=false"),  # said by all rows alike
     ],
 )
 def test_what_names_the_rows_of_a_table_cannot_be_set_for_all(name, setting):
-    with pytest.raises(UserError, match=f'--set {setting.split("=")[0]}=.*the rows of "{name}" differ'):
+    with pytest.raises(UserError, match=f'--set {setting.split("=")[0]}=.*rows of "{name}" say'):
         request(name, settings=[setting])
     assert request("main", settings=["data.shots=2"]).configs()
+    assert request("beyond-heads", settings=["head.dimensions=9"])
+    with pytest.raises(UserError, match='--set head.dimensions=9: rows of "beyond-heads" say'):
+        request("beyond-heads", settings=["head.dimensions=9"], fast=True)  # a quick look has less of them
     assert request("beyond-correction", settings=["data.validation=true"])  # set in all of its rows alike
     with pytest.raises(UserError, match="--seeds says the seed"):
         request(name, settings=["seed=7"])

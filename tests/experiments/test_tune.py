@@ -18,7 +18,7 @@ from fscil.experiments.tune import AS_IT_IS, OF_WHOLE_RUNS, best_setting, head_s
 from fscil.files import read_json
 from made_up_runs import made_up_result
 
-SMALL = ["data.base=9", "data.way=2", "data.tasks=1", "data.shots=2", "data.limit=4", "options.epochs=1"]
+SMALL = ["data.base=9", "data.way=2", "data.shots=2", "data.limit=4", "options.epochs=1"]
 
 
 def config(weights, method="miam", **flags):

@@ -8,8 +8,10 @@ from importlib import metadata
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fscil.errors import UserError
+from fscil.evaluation.hashes import RunHashes
 from fscil.evaluation.metrics import confusion, evaluate_session, summarise
 from fscil.evaluation.results import load_results
 from fscil.experiments import api
@@ -248,8 +250,8 @@ def test_unfinished_and_unhashed_runs_are_checked_as_far_as_they_go(tmp_path, mo
 @pytest.mark.parametrize("validation", [False, True])
 def test_a_run_that_stopped_after_the_base_task_is_intact(tmp_path, weights, monkeypatch, validation):
     """Group averages of the base classes follow `way`; a validation stream of 4 + 3 classes has a way of 3 at most."""
-    settings = {"data.base": 7, "data.way": 4, "data.tasks": 2, "data.validation": validation, "options.epochs": 1}
-    settings |= {"data.validation_base": 4} if validation else {}
+    settings = {"data.base": 7, "data.way": 4, "data.validation": validation, "options.epochs": 1}
+    settings |= {"data.validation_base": 4} if validation else {"data.tasks": 2}
     learn = TEEN.learn
 
     def stop(method, task):
@@ -268,6 +270,41 @@ def test_a_run_that_stopped_after_the_base_task_is_intact(tmp_path, weights, mon
         evaluate_session(labels, top, base, base, way)["base"] for way in ((3, 1, 4) if validation else (4, 1))
     )
     assert right == session["base"] and right not in wrong
+
+
+def test_a_stopped_run_goes_on_with_the_same_weights_at_another_path(tmp_path, weights, monkeypatch):
+    settings = {"data.base": 4, "data.way": 2, "data.tasks": 1, "options.epochs": 1}
+    here, there = shutil.copy(weights, tmp_path / "here.safetensors"), tmp_path / "there.safetensors"
+    whole = api.run("teen", settings=settings, folder=tmp_path / "whole", limit=3, weights=weights, device="cpu")
+    learn = TEEN.learn
+    for name in ("run", "old"):
+        with monkeypatch.context() as patched, pytest.raises(Stop):
+            patched.setattr(TEEN, "learn", lambda method, task: stop() if task.index else learn(method, task))
+            api.run("teen", settings=settings, folder=tmp_path / name, limit=3, weights=here, device="cpu")
+    hashes = RunHashes.read(tmp_path / "old")
+    hashes.backbone = None  # of a run that began before this was kept
+    hashes.write()
+    other = tmp_path / "other.safetensors"
+    save_file({name: tensor + 0.01 for name, tensor in load_file(weights).items()}, other)
+    shutil.copy(here, there)
+    for name, said in (("run", "here have"), ("old", "another configuration .weights: ")):
+        with pytest.raises(UserError, match=said):
+            api.run(folder=tmp_path / name, resume=True, weights=other)
+    assert numbers(api.run(folder=tmp_path / "old", resume=True, weights=there)) == numbers(whole)
+    shutil.copy(other, here)
+    with pytest.raises(UserError, match="here have"):
+        api.run(folder=tmp_path / "run", resume=True)  # other weights in the old place
+    here.unlink()
+    assert learn_again(tmp_path / "run", weights=there).state == "left out"  # no few-shot session is done yet
+    resumed = api.run(folder=tmp_path / "run", resume=True, weights=there)
+    assert numbers(resumed) == numbers(whole)
+    assert all(check.state == "ok" for check in verify(tmp_path / "run"))
+    assert learn_again(tmp_path / "run", weights=there).state == "ok"
+    assert learn_again(tmp_path / "run", weights=other).state == "failed"
+
+
+def stop():
+    raise Stop
 
 
 def test_a_session_that_is_not_there_is_left_out_and_the_next_folder_is_checked(

@@ -301,7 +301,12 @@ async def flood(app, path: str, chunk: bytes) -> tuple[dict, int]:
     "path, request_, status, message",
     [
         ("/predict", {"json": {"files": []}}, 415, "multipart form, not application/json"),
-        ("/predict", {"data": {"name": "x"}}, 422, "files: Field required"),
+        ("/predict", {}, 422, "files: Field required"),
+        ("/predict", {"data": {"name": "x"}}, 422, "the form has no field 'name'; its fields are files"),
+        ("/predict", {"files": upload(0), "data": {"top": "1"}}, 422, "the form has no field 'top'"),
+        ("/undo", {"data": {"step": "3"}}, 422, "the form has no field 'step'; its fields are steps"),
+        ("/learn", {"files": upload(10), "data": {"nam": "x"}}, 422, "its fields are files, name, names, add"),
+        ("/learn", {"files": [*upload(10), ("file", ("x.png", b"x"))], "data": {"name": "x"}}, 422, "no field 'file'"),
         ("/predict", {"files": upload(0, 1), "params": {"top": 0}}, 422, "top: "),
         ("/learn", {"files": upload(10)}, 422, "either name"),
         ("/learn", {"files": upload(10), "data": {"names": ["a", "b"]}}, 422, "5 pictures but 2 names"),

@@ -158,8 +158,8 @@ def test_learn_forget_undo_and_what_is_known(host, model):
         (lambda host: host.learn_many({"a": views(10), "\uff41": views(11)}), 'looks like the known class "a"'),
         (lambda host: host.learn("class 0", views(0, 6), add=True), "known already; there is nothing to learn"),
         (lambda host: host.forget("class 9"), 'no class "class 9"'),
-        (lambda host: host.undo(), "cannot undo 1 changes"),
-        (lambda host: host.undo(0), "cannot undo 0 changes"),
+        (lambda host: host.undo(), "cannot undo 1 change: none was made since the base classes were learned"),
+        (lambda host: host.undo(0), "steps is 0; it must be at least 1"),
     ],
 )
 def test_bad_lessons_are_refused_and_change_nothing(host, model, lesson, message):

@@ -244,7 +244,7 @@ def test_undo_takes_back_any_number_of_changes(model):
         model.undo(steps)
         np.testing.assert_array_equal(model.predict_proba(queries), answers[left])
         assert model.calibration_ == calibrations[left]
-    with pytest.raises(UserError, match="0 were made"):
+    with pytest.raises(UserError, match="none was made since the base classes were learned"):
         model.undo()
     model.learn(*pictures([10], 4))
     np.testing.assert_array_equal(model.predict_proba(queries), answers[1])
@@ -637,6 +637,15 @@ def test_thumbnails_are_kept_only_by_choice_and_follow_every_change(model, weigh
 def test_wrong_parameters_name_the_nearest(weights, change, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         FewShotClassifier(**{"backbone": BACKBONE, "weights": weights, **change}).fit(*pictures(range(3), 4))
+
+
+def test_a_backbone_of_another_size_than_the_pictures_is_refused(weights):
+    backbone = make_backbone()
+    size = 2 * backbone.image_size
+    said = f"size of preprocessing. is {size}, but the backbone takes {backbone.image_size} pixels; .*image_size={size}"
+    with pytest.raises(UserError, match=said):
+        FewShotClassifier(backbone=backbone, preprocessing={"size": size}).fit(*pictures(range(3), 4))
+    FewShotClassifier(backbone=backbone, preprocessing={"size": size // 2}).fit(*pictures(range(3), 4))
 
 
 def test_bad_pictures_and_labels_are_refused(small, weights):

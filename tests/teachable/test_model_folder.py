@@ -140,8 +140,11 @@ def test_history_can_be_dropped(saved):
     clf = FewShotClassifier.load(saved)
     assert len(clf.history_) == 1 and "class 10" not in (saved / "model.json").read_text()
     assert len(list(saved.glob("state-*"))) == 1 and len(clf.knowledge_.held["labels"]) == 15
-    with pytest.raises(UserError, match="0 were made"):
+    with pytest.raises(UserError, match="cannot undo 1 change: none was made since the history was dropped for good"):
         clf.undo()
+    clf.forget("class 2").save(saved)
+    with pytest.raises(UserError, match="cannot undo 2 changes: 1 was made since the history was dropped for good"):
+        clf.undo(2)
 
 
 # ---- backbone ----
@@ -239,6 +242,20 @@ def writes_of(action, monkeypatch):
         patch.setattr(checkpoint.os, "replace", counting)
         action()
     return count
+
+
+def test_a_first_write_that_fails_leaves_no_folder(saved, tmp_path, monkeypatch):
+    clf = FewShotClassifier.load(saved)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="the disk is full"):
+        patched.setattr(os, "replace", full)
+        clf.save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    clf.save(tmp_path / "new")
+    assert (tmp_path / "new" / "model.json").exists()
 
 
 def test_a_full_disk_at_any_write_leaves_the_previous_version(saved, monkeypatch, tmp_path):

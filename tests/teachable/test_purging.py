@@ -69,7 +69,7 @@ def test_no_byte_of_the_class_is_left(model, label):
     again = FewShotClassifier.load(model, device="cpu")
     assert label not in again.classes_ and len(again.history_) == 1
     np.testing.assert_array_equal(again.predict_proba(QUERIES), forgotten.predict_proba(QUERIES))
-    with pytest.raises(UserError, match="0 were made"):
+    with pytest.raises(UserError, match="none was made since the history was dropped for good"):
         again.undo()
 
 

@@ -150,8 +150,8 @@ def test_labels_from_a_table(tmp_path):
     files, labels = labelled_files(tmp_path / "list.csv")
     assert files == [tmp_path / "a/1.jpg", tmp_path / "2.jpg"] and labels == ["owl", "a jay"]
     for text, message in (
-        ("picture,label\na,b\n", "path and label"),
-        ("path,label\n", "path and label"),
+        ("picture,label\na,b\n", "no column path .* first line must name"),
+        ("path,label\n", "names no pictures"),
         ("path,label\na.jpg,\n", "line 2 .* has no label"),
         ("path,label\na.jpg,owl\n,owl\n", "line 3 .* has no path"),
     ):

@@ -39,14 +39,14 @@ def suggest(
     """
     from fscil.commands._shared import check_model, columns, notes, open_model, print_json
     from fscil.errors import UserError
-    from fscil.teachable.sorting import folder_name, pictures_beside, place_file
+    from fscil.teachable.sorting import check_target, folder_name, pictures_beside, place_file
 
     check_model(model, weights)
     for path in pictures:
         if not path.exists():
             raise UserError(f'"{path}" does not exist; give pictures, or folders of them.')
-    if copy_to is not None and copy_to.exists() and not copy_to.is_dir():
-        raise UserError(f'--copy-to "{copy_to}" is a file; name a folder.')
+    if copy_to is not None:
+        check_target("--copy-to", copy_to)
     files = pictures_beside(copy_to, pictures)
     from fscil.teachable.suggesting import suggest as choose
 

@@ -182,16 +182,13 @@ def undo(
     `fscil undo birds --steps 2`
     """
     from fscil.commands._shared import event_line
-    from fscil.errors import UserError
-    from fscil.teachable.folder import ModelFolder
+    from fscil.teachable.folder import ModelFolder, check_undo
 
     folder = ModelFolder(model)
     folder.read()
     with folder.lock():
         head = folder.read()
-        possible = len(head.versions) - 1
-        if steps > possible:
-            raise UserError(f"cannot undo {steps} changes: {possible} were made since the base classes were learned.")
+        check_undo(head.versions, steps)
         folder.write(head.config, head.versions[:-steps], before=head)
     for version in reversed(head.versions[-steps:]):
         print(f"undone: {event_line(version.record['event'])}")

@@ -47,18 +47,25 @@ def tune(
 
     `fscil tune --method miam --head closed_form --vary head.shrinkage=0.1,0.3,0.5 --vary head.correction=0.5,1`
     """
-    from fscil.config import resolve
+    from fscil.config import refuse_tasks_of_validation, resolve
     from fscil.display import LiveDisplay, output_console
+    from fscil.errors import UserError
     from fscil.evaluation.rendering import print_table, write_table
     from fscil.evaluation.tables import dataset_title, run_title
     from fscil.experiments import tune as tuning
     from fscil.experiments.api import place_flags
     from fscil.experiments.comparison import parse_seeds, parse_variants, refuse_apart
-    from fscil.strict import merge, parse_setting
+    from fscil.strict import flatten, merge, parse_setting
 
     wanted = tuning.head_settings(parse_variants(vary))
     tuning.check_metric(by)
-    refuse_apart(merge(*map(parse_setting, settings or [])), "--method")
+    chosen = merge(*map(parse_setting, settings or []))
+    refuse_apart(chosen, "--method")
+    if flatten(chosen).get("data.validation", True) is not True:
+        raise UserError(
+            "data.validation=false: fscil tune compares on a validation stream alone; leave it out, or compare on the "
+            "real stream: fscil compare --vary head.KEY=A,B"
+        )
     flags = place_flags(
         head=None if head == "own" else head,
         backbone=backbone,
@@ -68,9 +75,11 @@ def tune(
         device=device,
         precision=precision,
     )
+    flags = merge(flags, {"data": {"validation": True}})
     groups: dict[str, list] = {}
     for seed in parse_seeds(seeds):
         config = resolve(method, dataset, None, settings or [], fast, seed=seed, **flags)
+        refuse_tasks_of_validation(config, chosen)
         found = tuning.tune(config, wanted, draws, output / "shelf", LiveDisplay(quiet=quiet))
         for label, results in found.items():
             groups.setdefault(label, []).extend(results)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from fscil.errors import UserError
 from fscil.reading import TABLE_AT_MOST, parse_table, read_text
 
 Label = str | int
+
+# What the columns of a table of pictures may be called; of several such columns the first name here counts.
+PATHS = ("path", "file", "filename", "filepath", "file_name", "file_path", "image", "image_path", "url")
+COLUMNS = {"path": PATHS, "label": ("label", "class"), "split": ("split", "set", "subset", "part")}
 
 
 def folders_in(root: str | os.PathLike[str]) -> list[Path]:
@@ -64,25 +68,45 @@ def class_folders(root: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
 
 
 def labelled_files(source: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
-    """Files and class names of a folder of class folders, or of a table of them: a CSV file with the columns `path` (or
-    `file`) and `label`, whose paths start from where it lies."""
+    """Files and class names of a folder of class folders, or of a table of them: a CSV file with the columns path and
+    label, whose paths start from where it lies."""
     source = Path(source).expanduser()
     if not is_table(source):
         return class_folders(source)
-    text = read_text(source, TABLE_AT_MOST)
+    rows = table_rows(read_text(source, TABLE_AT_MOST), source)
+    return [source.parent / row["path"] for row in rows], [row["label"] for row in rows]
+
+
+def table_rows(
+    text: str, source: str | os.PathLike[str], needed: Sequence[str] = ("path", "label"), headless: bool = False
+) -> list[dict[str, str]]:
+    """The rows of a CSV file of pictures by the keys of COLUMNS, whatever its first line calls them. Cells are trimmed,
+    those `needed` are there, and Excel's semicolons will do.
+
+    With `headless` the first line may be a picture's already; the columns then stand in the order of COLUMNS.
+
+    >>> table_rows("label,Filename\\njay,a.jpg\\n", "some.csv")
+    [{'path': 'a.jpg', 'label': 'jay'}]
+    """
+    text = text.removeprefix("\ufeff")
     first = text.partition("\n")[0]
-    names, rows = parse_table(text, source, ";" if first.count(";") > first.count(",") else ",")
+    delimiter = ";" if first.count(";") > first.count(",") else ","
+    if headless := headless and not any(name.strip(' "\r').lower() in PATHS for name in first.split(delimiter)):
+        text = f"{delimiter.join(COLUMNS)}\n{text}"
+    names, rows = parse_table(text, source, delimiter)
     columns = {name.strip().lower(): name for name in names}
-    place = columns.get("path", columns.get("file"))
-    if place is None or "label" not in columns or not rows:
-        raise UserError(f'"{source}" needs a first line that names the columns path and label, and a line per picture.')
-    pairs = [(row[place].strip(), row[columns["label"]].strip()) for row in rows]
-    for number, (path, label) in enumerate(pairs, start=2):
-        if not path or not label:
-            raise UserError(
-                f'line {number} of "{source}" has no {"label" if path else "path"}; add it or delete the line.'
-            )
-    return [source.parent / path for path, _ in pairs], [label for _, label in pairs]
+    called = {key: next((columns[name] for name in known if name in columns), None) for key, known in COLUMNS.items()}
+    for key in needed:
+        if called[key] is None:
+            others = ", ".join(COLUMNS[key][1:])
+            raise UserError(f'"{source}" has no column {key} (or {others}); its first line must name the columns.')
+    if not rows:
+        raise UserError(f'"{source}" names no pictures.')
+    found = [{key: row[name].strip() for key, name in called.items() if name is not None} for row in rows]
+    for number, row in enumerate(found, start=1 if headless else 2):
+        if missing := next((key for key in needed if not row[key]), None):
+            raise UserError(f'line {number} of "{source}" has no {missing}; add it or delete the line.')
+    return found
 
 
 def is_table(source: str | os.PathLike[str]) -> bool:

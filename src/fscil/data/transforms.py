@@ -42,7 +42,12 @@ class Viewer(Protocol):
 
 def make_transform(chosen: TransformConfig, viewer: Viewer) -> Transform:
     """The image pipeline: sizes default to the network's, `auto` normalisation is the one that suits it."""
-    size = chosen.size or viewer.image_size
+    size = viewer.image_size
+    if chosen.size not in (None, size):
+        raise UserError(
+            f"transform.size (the size of preprocessing) is {chosen.size}, but the backbone takes {size} pixels; leave "
+            f"it out, or make the backbone for it: make_backbone(…, image_size={chosen.size})"
+        )
     auto = chosen.normalize == "auto"
     mean, std = (viewer.mean, viewer.std) if auto else NORMALISATIONS[chosen.normalize]
     resize = chosen.resize or round(size * 256 / 224)

@@ -135,12 +135,16 @@ class ListedFile(TypedDict):
     bytes: Count
 
 
-class StoredHashes(TypedDict):
-    """hashes.json."""
-
+class _StoredHashes(TypedDict):
     sha256: str
     files: dict[str, ListedFile]
     progress: list[str]
+
+
+class StoredHashes(_StoredHashes, total=False):
+    """hashes.json."""
+
+    backbone: str
 
 
 class StoredSplit(TypedDict):

@@ -30,10 +30,17 @@ logger = logging.getLogger(__name__)
 
 class RunHashes:
     """The list of a run folder: names of its files with hash and size, and of files with progress inside a task, which
-    change too often to be listed by content and carry a hash of their own."""
+    change too often to be listed by content and carry a hash of their own; and the hash of the backbone's weights, by
+    which a run that goes on knows them wherever they lie (None of one that began before it was kept)."""
 
-    def __init__(self, folder: Path, files: Mapping[str, ListedFile] | None = None, progress: Iterable[str] = ()):
-        self.folder, self.files, self.progress = folder, dict(files or {}), set(progress)
+    def __init__(
+        self,
+        folder: Path,
+        files: Mapping[str, ListedFile] | None = None,
+        progress: Iterable[str] = (),
+        backbone: str | None = None,
+    ):
+        self.folder, self.files, self.progress, self.backbone = folder, dict(files or {}), set(progress), backbone
 
     # ---- reading ----
     @classmethod
@@ -48,7 +55,7 @@ class RunHashes:
         own = data["sha256"]
         if len(own) != len(BLANK) or _digest(read_bytes(path).replace(own.encode(), BLANK.encode(), 1)) != own:
             raise UserError(f'"{path}" was altered or damaged: its SHA-256 is not the one written in it. {RESTORE}')
-        hashes = cls(folder, data["files"], data["progress"])
+        hashes = cls(folder, data["files"], data["progress"], data.get("backbone"))
         for name in (*hashes.files, *hashes.progress):
             if not SAFE_NAME.fullmatch(name) or ".." in name:
                 raise UserError(f'"{path}" is not a list of hashes of this folder (it names "{name}").')
@@ -119,6 +126,7 @@ class RunHashes:
     def write(self) -> None:
         """Replace the list in the folder."""
         head = {"format_version": FORMAT_VERSION, "sha256": BLANK}
+        head |= {"backbone": self.backbone} if self.backbone is not None else {}
         text = json.dumps({**head, "files": self.files, "progress": sorted(self.progress)}, indent=1) + "\n"
         atomic_write(self.folder / HASHES, text.replace(BLANK, _digest(text.encode()), 1))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fscil.config import RunConfig, complete, read_config, resolve
+from fscil.config import RunConfig, complete, read_config, refuse_tasks_of_validation, resolve
 from fscil.errors import UserError
 from fscil.evaluation.results import Results
 from fscil.experiments.leftovers import check_began
@@ -113,7 +113,9 @@ def configure(
     texts = as_settings(settings) if isinstance(settings, Mapping) else list(settings)
     chosen = {"method": method, "dataset": dataset, **place_flags(**flags)}
     if resume is None:
-        return resolve(recipe=recipe, settings=texts, fast=fast, **chosen)
+        config = resolve(recipe=recipe, settings=texts, fast=fast, **chosen)
+        refuse_tasks_of_validation(config, *map(parse_setting, texts))
+        return config
     check_began(resume)
     if recipe or fast:
         raise UserError("--resume takes the settings of the run folder; leave --recipe and --fast out")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fscil import registry
-from fscil.config import RunConfig, resolve
+from fscil.config import RunConfig, refuse_tasks_of_validation, resolve
 from fscil.errors import UserError
 from fscil.evaluation import paper, tables
 from fscil.evaluation.limits import limits_of_rows, with_limits
@@ -47,17 +47,21 @@ class GridSpec:
                 raise UserError(f"{name} is empty; name at least one")
         for settings in (self.set, *self.settings):
             refuse_apart(settings)
+        _refuse_twice(self.set, self.settings)
         object.__setattr__(self, "methods", expand_methods(self.methods))
 
     def configs(self, **flags: Any) -> list[RunConfig]:
         """The configuration of every run; `flags` are those of `resolve`. Seed by seed, so that a whole table of one
         seed is there first."""
+        _refuse_twice(flags, self.settings)
         configs = [
             resolve(method, dataset, None, as_settings(self.set) + as_settings(variant), self.fast, seed=seed, **flags)
             for dataset, seed, method, variant in itertools.product(
                 self.datasets, self.seeds, self.methods, self.settings
             )
         ]
+        for config, variant in zip(configs, itertools.cycle(self.settings)):
+            refuse_tasks_of_validation(config, self.set, variant)
         computed = [config.fingerprint() for config in configs]
         rows = [computed[number :: len(self.settings)] for number in range(len(self.settings))]
         for one, other in itertools.combinations(range(len(rows)), 2):
@@ -76,6 +80,17 @@ def refuse_apart(settings: Mapping[str, Any], method: str = "--methods") -> None
             raise UserError(f"{key}={value} cannot be set: {said_by[key]} says the {key}")
 
 
+def _refuse_twice(common: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what is said for all runs and by a variant as well: one of the two would be passed over."""
+    said = flatten(common)
+    for key, value in (item for variant in variants for item in flatten(variant).items()):
+        if said.get(key) is not None:
+            raise UserError(
+                f"{key}={said[key]} for all runs (by --set, an option, or `set` of a grid) and {key}={value} of a "
+                "variant (by --vary, or `settings` of a grid) exclude one another; leave one of them out"
+            )
+
+
 def _refuse_one_row(one: Mapping[str, Any], other: Mapping[str, Any], made: RunConfig, also: RunConfig) -> None:
     """Say why two variants would be the same runs, of whose configurations the first are `made` and `also`."""
     before, after = flatten(made.to_dict()), flatten(also.to_dict())
@@ -86,7 +101,7 @@ def _refuse_one_row(one: Mapping[str, Any], other: Mapping[str, Any], made: RunC
                 f'{key}: runs are told apart by what they compute, and "{names[0]}" and "{names[1]}" compute the same '
                 "up to rounding; give each a compare and an --output of its own"
             )
-    raise UserError(f'"{names[0]}" and "{names[1]}" are the same runs; leave one out, or what overrules them')
+    raise UserError(f'"{names[0]}" and "{names[1]}" are the same runs; leave one out')
 
 
 def read_grid(path: str | Path) -> GridSpec:

@@ -51,11 +51,6 @@ class Experiment:
     variants: Mapping[str, Variant]  # by label
     make: Make = field(repr=False)
 
-    def swept(self) -> set[str]:
-        """The settings in which its rows differ."""
-        rows = [set(variant.settings) for variant in self.variants.values()]
-        return {text.partition("=")[0] for row in rows for text in row - rows[0].intersection(*rows)}
-
 
 # ---- how each is made ----------------------------------------------------------------------------------------------
 
@@ -305,12 +300,20 @@ class Request:
         chosen = merge(*map(parse_setting, self.settings))
         refuse_apart(chosen, "the table")
         for key, value in flatten(chosen).items():
-            name = next((name for name, experiment in self.experiments.items() if key in experiment.swept()), None)
-            if name is not None:
-                raise UserError(
-                    f'--set {key}={value}: the rows of "{name}" differ in this setting and are named by it; '
-                    "leave the setting out, or make other tables with it"
-                )
+            for name, experiment in self.experiments.items():
+                rows = [self._own_settings(variant) for variant in experiment.variants.values()]
+                if any(key in row for row in rows) and any(row.get(key) != value for row in rows):
+                    raise UserError(
+                        f'--set {key}={value}: rows of "{name}" say this setting themselves; leave it out, or make '
+                        "other tables with it"
+                    )
+
+    def _own_settings(self, variant: Variant) -> dict[str, Any]:
+        """What a row says itself, over the settings of the request."""
+        return flatten(merge(*map(parse_setting, variant.settings + self._quick(variant, self.fast))))
+
+    def _quick(self, variant: Variant, fast: bool) -> tuple[str, ...]:
+        return variant.fast if fast or self._limit else ()
 
     def config(self, dataset: str, seed: int, variant: Variant, fast: bool | None = None) -> RunConfig:
         flags = dict(self.flags)
@@ -318,8 +321,7 @@ class Request:
             flags["backbone"] = self.second_backbone or SECOND_BACKBONE.get(dataset, PAPER_SECOND_BACKBONE)
             flags["weights"] = self.second_weights
         fast = self.fast if fast is None else fast
-        quick = variant.fast if fast or self._limit else ()
-        settings = [*self.settings, *variant.settings, *quick]
+        settings = [*self.settings, *variant.settings, *self._quick(variant, fast)]
         return resolve(variant.method, dataset, None, settings, fast, seed=seed, **flags)
 
     @property

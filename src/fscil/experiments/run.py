@@ -87,7 +87,7 @@ def run(
         if resume:
             record.reopen(parts.method)
         elif place.is_main:
-            record.open()
+            record.open(parts.backbone)
         place.wait()
         if announce and place.is_main:
             _announce(record, parts.backbone, display)
@@ -113,9 +113,10 @@ def assemble(
     runtime: Runtime,
     stream: Stream | None = None,
     backbone: Backbone | None = None,
-    check: Callable[[RunConfig], None] | None = None,
+    check: Callable[[RunConfig, Backbone], RunConfig] | None = None,
 ) -> Parts:
-    """Data, backbone and method of a run; `check` may refuse the complete configuration before images are read."""
+    """Data, backbone and method of a run; `check` may refuse or replace the complete configuration before images are
+    read."""
     dataset = load_dataset(config.dataset, config.data) if stream is None else None
     if backbone is None:
         backbone = make_backbone(config.backbone, config.weights, config.transform.size)
@@ -128,7 +129,7 @@ def assemble(
         runtime=replace(config.runtime, processes=runtime.processes),
     )
     if check is not None:
-        check(config)
+        config = check(config, backbone)
     if dataset is not None:
         stream = make_stream(dataset, config.data, transform, config.seed, runtime.device)
     assert stream is not None

@@ -7,7 +7,8 @@ Every file is written whole or not at all:
     metrics.jsonl                    a line per session
     predictions/session_T.safetensors   labels, image numbers, top-5 of every test image seen
     checkpoints/session_T.safetensors   what the method has learned; task_T_*.safetensors: progress inside a task
-    hashes.json                      SHA-256 of every file; replaced after each session, and decides which are done
+    hashes.json                      SHA-256 of every file, and the hash of the backbone's weights; replaced after each
+                                     session, and decides which are done
     results.json                     all of the above in figures, and the environment; exists once the run is finished
     accuracy.png                     the accuracy curve
 """
@@ -19,6 +20,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,7 @@ from fscil.files import (
     atomic_path,
     atomic_write,
     check_finite,
+    digest_file,
     load_tensors,
     read_json,
     refuse_links,
@@ -81,9 +84,9 @@ class RunRecord:
         self.keeper = HashedKeeper(self)
         runtime.keeper = self.keeper
 
-    def open(self) -> None:
+    def open(self, backbone: Backbone) -> None:
         """Start a new folder; if that fails, leave nothing in it. The configuration comes last: it makes it a run."""
-        self.hashes = RunHashes(self.folder)
+        self.hashes = RunHashes(self.folder, backbone=backbone.hash)
         try:
             if self.stream.manifest is None:
                 write_json(self.folder / "split.json", self.describe_split())
@@ -351,10 +354,28 @@ def check_intact(folder: Path) -> None:
         hashes.check(resuming=True)
 
 
-def check_same(folder: Path, config: RunConfig) -> None:
-    changed = differences(read_config(folder / "config.yaml"), config)
+def check_same(folder: Path, config: RunConfig, backbone: Backbone) -> RunConfig:
+    """The configuration to go on with: the run's own also where its weights lie elsewhere now, for the folder, its
+    checkpoints and other runs know it by that."""
+    stored, hashes = read_config(folder / "config.yaml"), RunHashes.read(folder)
+    known = hashes.backbone if hashes is not None else None
+    if known not in (None, backbone.hash):
+        raise UserError(
+            f'--resume "{folder}": the run began on weights of backbone "{backbone.name}" with the hash {known}, those '
+            f"here have {backbone.hash}; name the same file with --weights"
+        )
+    if known is not None or _same_content(stored.weights, config.weights):
+        config = replace(config, weights=stored.weights)
+    changed = differences(stored, config)
     if changed:
         raise UserError(f'--resume "{folder}": it holds a run of another configuration ({"; ".join(changed[:3])})')
+    return config
+
+
+def _same_content(one: str | None, other: str | None) -> bool:
+    """Whether two files are there and equal."""
+    files = [Path(name).expanduser() for name in (one, other) if name is not None]
+    return len(files) == 2 and all(map(Path.is_file, files)) and digest_file(files[0]) == digest_file(files[1])
 
 
 @contextlib.contextmanager

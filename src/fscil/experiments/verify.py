@@ -404,7 +404,12 @@ def _same_start(run: StoredRun, parts: Parts) -> None:
         raise Failed("the data here are another split than the run's")
     if json_able(parts.stream.shots) != read_shots(run.folder / "shots.json")["tasks"]:
         raise Failed("the data here give other shots than the run's")
-    if (run.folder / RESULTS).is_file() and parts.backbone.hash != run.results["environment"]["backbone"]["hash"]:
+    if (run.folder / RESULTS).is_file():
+        known = run.results["environment"]["backbone"]["hash"]
+    else:
+        hashes = RunHashes.read(run.folder)
+        known = hashes.backbone if hashes is not None else None
+    if known not in (None, parts.backbone.hash):
         raise Failed("the backbone here has other weights than the run's")
 
 

@@ -152,9 +152,16 @@ def make_app(
         if strange := sorted(set(request.query_params) - known):
             raise HTTPException(422, f"{strange[0]} is not read from the address here; see /docs for where it goes")
 
+    async def refuse_strange_fields(request: Request) -> None:
+        # `naem=heron` beside `name`, or `step=3`, which would take back one change
+        known = [field.alias for field in request.scope["route"].dependant.body_params]
+        if known and (strange := sorted(set(await request.form()) - set(known))):
+            raise HTTPException(422, f"the form has no field {strange[0][:100]!r}; its fields are {', '.join(known)}")
+
     service = Service(host, max_batch, waiting, patience)
     guarded = [Security(HTTPBearer(auto_error=False, description="The server's token."))] if token else []
-    routes = APIRouter(dependencies=[*guarded, Depends(refuse_strange_query)], responses=REFUSALS)
+    strict = [Depends(refuse_strange_query), Depends(refuse_strange_fields)]
+    routes = APIRouter(dependencies=[*guarded, *strict], responses=REFUSALS)
     _add_work(routes, service)
     _add_views(routes, service)
     app = FastAPI(

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fscil.data.decode import SUFFIXES
-from fscil.data.picture_files import files_in
+from fscil.data.picture_files import files_in, table_rows
 from fscil.data.pictures import AT_ONCE
 from fscil.errors import UserError, nearest
 from fscil.files import atomic_write, digest_file
-from fscil.reading import TABLE_AT_MOST, parse_table
+from fscil.reading import TABLE_AT_MOST
 from fscil.teachable.folder import HEAD
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 200 * 2**20  # of one picture that is fetched
 PART = 1024  # pictures in one file of answers: a few seconds of work on a CPU, lost at most when a worker is killed
 LEDGER = "_ledger.parquet"  # readers of Parquet folders pass over names that begin with _
-COLUMN_NAMES = ("file", "path", "image", "url")  # of the pictures in a CSV list
 
 
 # ---- where pictures come from ----------------------------------------------------------------------------------------
@@ -69,11 +68,7 @@ def _listed(source: str) -> list[str]:
     if source.endswith(".txt"):
         names = [line.strip() for line in text.splitlines()]
     else:
-        columns, rows = parse_table(text, source)
-        column = next((name for name in columns if name.strip().lower() in COLUMN_NAMES), None)
-        if column is None:
-            raise UserError(f'"{source}" has no column {" or ".join(COLUMN_NAMES)}; its first line names the columns.')
-        names = [row[column].strip() for row in rows]
+        names = [row["path"] for row in table_rows(text, source, needed=["path"])]
     found = sorted({name for name in names if name})
     if not found:
         raise UserError(f'"{source}" names no pictures.')
@@ -84,8 +79,11 @@ def _filesystem(url: str) -> tuple[Any, str]:
     """What reads and writes a URL, and the path inside it."""
     try:
         from fsspec.core import url_to_fs
+        from fsspec.implementations.local import LocalFileSystem
     except ImportError:
         raise UserError(f'"{url}" is a URL, which needs fsspec; pip install "fscil[bulk]"') from None
+    if url.startswith(("file://", "local://")):  # a name on this machine may hold "::", which chains URLs elsewhere
+        return LocalFileSystem(), str(LocalFileSystem._strip_protocol(url))
     try:
         filesystem, inside = url_to_fs(url)
     except (ImportError, ValueError) as error:  # an unknown protocol, or one whose package is not installed
@@ -182,7 +180,8 @@ class Output:
     def read(self, name: str) -> pa.Table:
         content = io.BytesIO(_read(self.path(name), TABLE_AT_MOST))
         try:
-            table = _pyarrow().parquet.read_table(content)
+            # In this thread alone: one of pyarrow's that lets go of `content` while Python ends aborts the process.
+            table = _pyarrow().parquet.ParquetFile(content, pre_buffer=False).read(use_threads=False)
             table.validate(full=True)  # text that is no UTF-8 would show later,
             table.rename_columns(table.schema.names)  # and so would names that are none
             return table
@@ -228,7 +227,7 @@ def _write_ledger(output: Output, parts: Sequence[Part], meta: Mapping[str, str]
     pa = _pyarrow()
     columns = {
         "part": pa.array([part.number for part in parts for _ in part.files], pa.int32()),
-        "file": pa.array([_utf8(file) for part in parts for file in part.files], pa.string()),
+        "file": pa.array([file.encode("utf-8", "surrogatepass") for part in parts for file in part.files], pa.binary()),
     }
     output.write(LEDGER, pa.table(columns).replace_schema_metadata({f"fscil.{key}": meta[key] for key in meta}))
 
@@ -244,11 +243,16 @@ def _read_ledger(output: Output, meta: Mapping[str, str]) -> list[Part]:
             )
     pa = _pyarrow()
     columns = {name: kind for name, kind in zip(table.schema.names, table.schema.types)}
-    if columns != {"part": pa.int32(), "file": pa.string()} or any(column.null_count for column in table.columns):
+    kinds = pa.binary(), pa.string()  # text: of ledgers in which names that are no UTF-8 were escaped
+    fits = columns in [{"part": pa.int32(), "file": kind} for kind in kinds]
+    if not fits or any(column.null_count for column in table.columns):
         raise UserError(f'"{output.path(LEDGER)}" is no list of parts; remove the folder and start again.')
     parts: dict[int, list[str]] = {}
-    for number, file in zip(table["part"].to_pylist(), table["file"].to_pylist()):
-        parts.setdefault(number, []).append(file)
+    try:
+        for number, file in zip(table["part"].to_pylist(), table["file"].cast(pa.binary()).to_pylist()):
+            parts.setdefault(number, []).append(file.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError as error:
+        raise UserError(f'"{output.path(LEDGER)}" is damaged ({error}); remove the folder and start again.') from error
     if sorted(parts) != list(range(len(parts))):  # further parts are numbered after these
         raise UserError(f'"{output.path(LEDGER)}" lacks parts; remove the folder and start again.')
     return [Part(number, files) for number, files in sorted(parts.items())]

@@ -35,6 +35,7 @@ from fscil.files import (
 )
 from fscil.strict import conform
 from fscil.teachable.forms import StoredModel
+from fscil.text import count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +57,24 @@ class Version:
     record: dict[str, Any]
     tensors: dict[str, Tensor] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # tensor -> file of the folder that holds it
+
+
+# Where a history begins, by its first event; that of any other is the base classes'.
+BEGINNINGS = {
+    "drop history": "the history was dropped for good (as by forget --purge)",
+    "push": "the model was pushed without its history",
+}
+
+
+def check_undo(versions: Sequence[Version], steps: int) -> None:
+    """Refuse to take back more changes than are kept, or none."""
+    if steps < 1:
+        raise UserError(f"steps is {steps}; it must be at least 1.")
+    if steps < len(versions):
+        return
+    since = BEGINNINGS.get(versions[0].record["event"]["action"], "the base classes were learned")
+    made = {1: "none was", 2: "1 was"}.get(len(versions), f"{len(versions) - 1} were")
+    raise UserError(f"cannot undo {count(steps, 'change')}: {made} made since {since}.")
 
 
 @dataclass
@@ -97,9 +116,11 @@ class ModelFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One writer at a time, over threads and processes; waits for the other. May be nested."""
+        """One writer at a time, over threads and processes; waits for the other. May be nested. A new folder into which
+        nothing was written goes again."""
         from filelock import FileLock, Timeout
 
+        fresh = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_links(self.path, ".lock")
@@ -113,6 +134,10 @@ class ModelFolder:
             yield
         finally:
             lock.release()
+            if fresh and [path.name for path in self.path.iterdir()] == [".lock"]:
+                with contextlib.suppress(OSError):
+                    (self.path / ".lock").unlink()
+                    self.path.rmdir()
 
     # ---- reading ----
     def read(self) -> Head:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fscil._version import __version__
 from fscil.errors import UserError
-from fscil.files import check_place
+from fscil.files import check_place, folders_for
 from fscil.teachable.folder import HEAD, Head, ModelFolder, Version
 from fscil.text import percent
 
@@ -67,8 +67,8 @@ def pull(path: str | Path, repo: str, revision: str | None = None, client: HfApi
     check_place(target)
     client = client or _client()
     there = target.exists()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target if there else target.parent, prefix=f".{target.name}.") as aside:
+    beside = target if there else target.parent
+    with folders_for(beside), tempfile.TemporaryDirectory(dir=beside, prefix=f".{target.name}.") as aside:
         folder = ModelFolder(Path(aside) / "model")
         try:
             commit, sizes = _offered(client, repo, revision)

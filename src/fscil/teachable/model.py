@@ -32,7 +32,7 @@ from fscil.methods.making import make_method
 from fscil.strict import build
 from fscil.teachable.answering import Answering
 from fscil.teachable.expense import choose_plan, keeping
-from fscil.teachable.folder import BACKBONE, MAY_LACK, ModelFolder
+from fscil.teachable.folder import BACKBONE, MAY_LACK, ModelFolder, check_undo
 from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
 from fscil.teachable.lessons import fitting_labels, labelled, left_out, read_lesson
@@ -211,9 +211,7 @@ class Teachable(Answering):
     def undo(self, steps: int = 1) -> Self:
         """Takes back the last `steps` changes, forgetting included."""
         self.check_fitted()
-        possible = len(self._versions) - 1
-        if not 1 <= steps <= possible:
-            raise UserError(f"cannot undo {steps} changes: {possible} were made since the base classes were learned.")
+        check_undo(self._versions.items, steps)
         self._versions.cut(len(self._versions) - steps)
         self._restore()
         return self

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import errno
 import filecmp
+import io
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fscil.data.picture_files import expand
 from fscil.errors import UserError
-from fscil.files import atomic_path, digest_file
+from fscil.files import atomic_path, check_place, digest_file
 from fscil.reading import TABLE_AT_MOST, parse_table, read_text
+from fscil.teachable.folder import HEAD
 from fscil.text import printable
 
 How = Literal["copy", "link", "move"]
@@ -48,29 +50,43 @@ def pictures_beside(target: Path | None, paths: Iterable[Path]) -> list[Path]:
     return [file for path in paths for file in expand([path]) if within(path) or not within(file)]
 
 
+def check_target(option: str, folder: Path) -> None:
+    """Refuse a folder that pictures cannot or should not be put into, before anything is recognised."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f'{option} "{folder}" is a file; name a folder.')
+    if (folder / HEAD).exists():
+        raise UserError(f'{option} "{folder}" is a model; name another folder.')
+    check_place(folder)
+
+
 def place_file(file: Path, folder: Path, how: How = "copy") -> Path:
     """Puts a picture into a folder and returns where it is; what lies there already under its name stays.
 
-    The same picture is not put there twice; another one of its name gets a number.
+    The same picture is not put there twice; another one of its name gets a number. One that cannot be taken from where
+    it is stays there alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 100_000):
-        target = folder / (file.name if number == 1 else f"{file.stem}-{number}{file.suffix}")
-        if not os.path.lexists(target):
-            break
-        if target.exists() and filecmp.cmp(file, target, shallow=False):
-            if how == "move" and not target.samefile(file):
-                file.unlink()
-            return target
     try:
+        for number in range(1, 100_000):
+            target = folder / (file.name if number == 1 else f"{file.stem}-{number}{file.suffix}")
+            if not os.path.lexists(target):
+                break
+            if target.exists() and filecmp.cmp(file, target, shallow=False):
+                if how == "move" and not target.samefile(file):
+                    file.unlink()
+                return target
         if how == "link":
             target.symlink_to(file.resolve())
-        else:
-            with atomic_path(target) as aside:
-                shutil.copyfile(file, aside)
-                shutil.copystat(file, aside)
-            if how == "move":
+            return target
+        with atomic_path(target) as aside:
+            shutil.copyfile(file, aside)
+            shutil.copystat(file, aside)
+        if how == "move":
+            try:
                 file.unlink()
+            except OSError:
+                target.unlink()
+                raise
     except OSError as error:
         raise UserError(f'cannot {how} "{file}" into "{folder}": {error.strerror or error}') from error
     return target
@@ -84,12 +100,14 @@ class Sorted:
 
     def __init__(self, folder: Path, how: How = "copy"):
         self.folder, self.how = folder, how
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f'--sort-into "{folder}" is a file; name a folder.')
+        check_target("--sort-into", folder)
         self.table = folder / ANSWERS
         self.done: dict[str, str] = {}  # file -> SHA-256 of what it held when it was sorted
+        self.cut_short = False  # whether the table ends within a line, as editors and killed processes leave it
         if self.table.exists():
-            names, rows = parse_table(read_text(self.table, TABLE_AT_MOST), self.table)
+            text = read_text(self.table, TABLE_AT_MOST)
+            self.cut_short = not text.endswith("\n")
+            names, rows = parse_table(text, self.table)
             if tuple(names) != COLUMNS:
                 raise UserError(f'"{self.table}" is no table of sorted pictures; choose another --sort-into.')
             self.done = {row["file"]: row["sha256"] for row in rows if row["placed"]}
@@ -103,23 +121,28 @@ class Sorted:
         except OSError:
             return False
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[Any]:
-        """The table, to add lines to; each is on disk when the block ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = not self.table.exists()
-        with open(self.table, "a", encoding="utf-8", newline="") as lines:
-            writer = csv.writer(lines)
-            if fresh:
-                writer.writerow(COLUMNS)
-            yield writer
+    def _note(self, *row: str) -> None:
+        """Adds a line to the table, whole or not at all."""
+        lines = io.StringIO(newline="")
+        if self.cut_short:
+            lines.write("\r\n")
+        csv.writer(lines).writerows([row] if self.table.exists() else [COLUMNS, row])
+        content = lines.getvalue().encode()
+        try:
+            with open(self.table, "ab", buffering=0) as table:
+                end = os.fstat(table.fileno()).st_size
+                if table.write(content) < len(content):
+                    table.truncate(end)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise UserError(f'cannot write "{self.table}": {error.strerror or error}') from error
+        self.cut_short = False
 
     def put(self, file: Path, label: str, confidence: float) -> Path:
         """Sorts one picture under what it shows."""
         name = printable(file.resolve())
         placed = place_file(file, self.folder / folder_name(label), self.how)
         digest = digest_file(placed)
-        with self.writing() as table:
-            table.writerow([name, label, f"{confidence:.4f}", printable(placed.relative_to(self.folder)), digest])
+        self._note(name, label, f"{confidence:.4f}", printable(placed.relative_to(self.folder)), digest)
         self.done[name] = digest
         return placed

@@ -17,7 +17,6 @@ from fscil.data import cache_dir
 from fscil.data.downloads import Archive, fetch, unpack, verify
 from fscil.data.manifests import TEST, TRAIN, Manifest, manifest_of_lists, stratified_split
 from fscil.errors import UserError, nearest
-from fscil.reading import parse_csv, read_text
 from fscil.registry import dataset_entry, load_target
 from fscil.text import file_name
 
@@ -294,13 +293,3 @@ def pack_manifest(dataset: str, root: Path) -> Manifest:
         for name, paths in images_by_class(root, folders_in(root / split)).items():
             by_class.setdefault(name, []).extend(paths)
     return manifest_by(by_class, dataset, "pack", lambda path: path.startswith(f"{TRAIN}/"))
-
-
-def csv_rows(path: Path, columns: int, headers: Sequence[str]) -> list[tuple[str, ...]]:
-    """Rows with at least `columns` cells, stripped, without a header whose first cell is one of `headers`."""
-    rows = [tuple(cell.strip() for cell in row) for row in parse_csv(read_text(path), path)]
-    rows = rows[1:] if rows and rows[0][0].lower() in headers else rows
-    short = next((row for row in rows if len(row) < columns or not all(row[:columns])), None)
-    if short is not None or not rows:
-        raise UserError(f'"{path}": {f"row {short} lacks a cell" if rows else "no rows"}')
-    return rows

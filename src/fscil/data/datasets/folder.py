@@ -8,7 +8,6 @@ from fscil.config import DataConfig
 from fscil.data.datasets.common import (
     Dataset,
     choose,
-    csv_rows,
     file_dataset,
     images_by_class,
     is_pack,
@@ -18,10 +17,9 @@ from fscil.data.datasets.common import (
     usual_protocol,
 )
 from fscil.data.manifests import TEST, TRAIN, Manifest, stratified_split
-from fscil.data.picture_files import folders_in
+from fscil.data.picture_files import folders_in, table_rows
 from fscil.errors import UserError
-
-HEADERS = ("path", "file", "filename", "filepath", "file_name", "file_path", "image", "image_path")  # of a path
+from fscil.reading import TABLE_AT_MOST, read_text
 
 
 def folder(config: DataConfig) -> Dataset:
@@ -51,19 +49,19 @@ def folder(config: DataConfig) -> Dataset:
 
 
 def _csv_manifest(path: Path, config: DataConfig) -> Manifest:
-    """A manifest of a CSV's rows path,label[,split]; without a third column the split is stratified."""
+    """A manifest of a CSV's rows path,label[,split]; without a split in it that is stratified."""
     if saved := saved_split("folder", config):
         return saved
-    rows = csv_rows(path, 2, HEADERS)
+    rows = table_rows(read_text(path, TABLE_AT_MOST), path, headless=True)
     by_class: dict[str, list[str]] = {}
     for row in rows:
-        by_class.setdefault(row[1], []).append(row[0])
-    if all(len(row) < 3 or not row[2] for row in rows):
+        by_class.setdefault(row["label"], []).append(row["path"])
+    split_of = {row["path"]: row.get("split", "").lower() for row in rows}
+    if not any(split_of.values()):
         choose("folder", config.split, ("stratified", "80-20"))
         return stratified_split("folder", by_class, config.test_fraction)
     choose("folder", config.split, ("csv",))
-    split_of = {row[0]: row[2].lower() if len(row) > 2 else "" for row in rows}
-    strange = next((row for row in rows if split_of[row[0]] not in (TRAIN, TEST)), None)
-    if strange:
-        raise UserError(f'"{path}": the split of "{strange[0]}" is {split_of[strange[0]]!r}, neither train nor test')
+    strange = next((image for image, split in split_of.items() if split not in (TRAIN, TEST)), None)
+    if strange is not None:
+        raise UserError(f'"{path}": the split of "{strange}" is {split_of[strange]!r}, neither train nor test')
     return manifest_by(by_class, "folder", "csv", lambda image: split_of[image] == TRAIN)
