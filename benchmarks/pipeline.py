@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import timm
 import torch
-from common import environment, made_up_task, peak_gb, seconds
+from common import environment, made_up_task, peak_gb, seconds, synchronize
 
 from fscil.backbones.vit import Backbone
 from fscil.data.stream import Task
@@ -30,16 +30,19 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=RECIPE_EPOCHS)
     parser.add_argument("--per-class", type=int, default=500)
     parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     phases: dict[str, float] = {}
     start = time.perf_counter()
-    everything = made_up_task(100, arguments.per_class)
-    test = made_up_task(100, 100, seed=1)
+    vit = timm.create_model(arguments.backbone, num_classes=0)
+    place = {"device": arguments.device, "size": vit.patch_embed.img_size[0]}
+    everything = made_up_task(100, arguments.per_class, **place)
+    test = made_up_task(100, min(100, arguments.per_class), seed=1, **place)
     base_images = 60 * arguments.per_class
     base = Task(0, tuple(range(60)), everything.images.select(range(base_images)), everything.labels[:base_images])
-    runtime = Runtime.make(device="cuda")
-    backbone = Backbone(timm.create_model(arguments.backbone, num_classes=0), arguments.backbone).prepare(runtime)
-    torch.cuda.synchronize()
+    runtime = Runtime.make(device=arguments.device)
+    backbone = Backbone(vit, arguments.backbone).prepare(runtime)
+    synchronize()
     phases["load"] = time.perf_counter() - start
     small = Task(0, base.classes, base.images.select(range(480)), base.labels[:480])
     method = SMP(backbone, SMPOptions(fisher="sample"), runtime)
@@ -56,7 +59,7 @@ def main() -> None:
     compile_seconds += seconds(lambda: method.features(small.images))
     method.trained_rows = streams.rows[-1]
     method.count_classes(base)
-    phases["features and statistics of base images"] = seconds(method._describe_base, base)
+    phases["features and statistics of base images"] = seconds(method.describe, base)
     phases["test features"] = seconds(method.features, test.images)
     sessions = []
     for number in range(arguments.sessions):

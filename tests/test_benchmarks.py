@@ -1,10 +1,13 @@
 """`benchmarks/all.py`: what it rewrites, and that a benchmark that fails stops nothing; `benchmarks/heads.py`: what it
-refuses and tabulates. No benchmark runs here."""
+refuses and tabulates. Of the benchmarks only those run here that nobody without a GPU would start: on a small model, to
+see that they still do."""
 
 from __future__ import annotations
 
 import importlib.util
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,19 @@ def test_heads_says_how_paired_differences_spread(monkeypatch, capsys):
     heads.print_table([*rows("own", [60]), *rows("mpcc", [61])])
     last = capsys.readouterr().out.splitlines()[-1]
     assert "+1.00" in last and "(" not in last  # one pair says nothing about a spread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "rows"),
+    [
+        ("pipeline", ("--per-class", "8", "--sessions", "1", "--epochs", "1"), ("train", "Fisher", "test features")),
+        ("fisher", ("--images", "60", "--loop-images", "6"), ("loop, fp32", "batched, fp32")),
+    ],
+)
+def test_what_is_measured_on_a_gpu_still_runs(name, options, rows):
+    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--device", "cpu", "--backbone", "test_vit", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    table = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert all(any(row in line for line in table) for row in rows), done.stdout
