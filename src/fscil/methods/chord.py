@@ -41,7 +41,7 @@ from fscil.strict import NotNegative, Positive, Share, Whole
 
 @dataclass(frozen=True, kw_only=True)
 class ChordOptions(AdapterOptions):
-    """Chosen on the validation streams of CIFAR100 and CUB200 together (REPRODUCIBILITY.md)."""
+    """Chosen on the validation streams of CIFAR100 and CUB200 together (docs/methods/chord.md)."""
 
     lr: float = 0.03  # three times that of SMP
     margins: tuple[float, ...] = (-0.1, 0.2)  # of the adapter sets
