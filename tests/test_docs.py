@@ -108,6 +108,14 @@ def test_a_citation_that_leads_nowhere_is_found():
     assert wrong_citations(text) == [*wrong, "maths/calibrating.py nothing", "head.nothing"]
 
 
+def test_pages_that_the_code_cites_are_in_the_repository():
+    """Whoever reads the code can open what it refers to."""
+    written = {"main.md", "index.md"}  # by compare and reproduce
+    for path in [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.yaml")]:
+        for cited in re.findall(r"(?<![\w/])(?:\w+/)*\w+\.md\b", path.read_text(encoding="utf-8")):
+            assert cited in written or (ROOT / cited).is_file(), f"{path.relative_to(SOURCE)} cites {cited}"
+
+
 def test_every_row_of_a_table_stands_below_a_header():
     """A row after an empty line is text on a page: the table ended before it."""
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]:

@@ -1,4 +1,4 @@
-"""SMP against the literal reference (tests/reference_smp.py), and its invariants (methods.md 11)."""
+"""SMP against the literal reference (tests/reference_smp.py), and its invariants."""
 
 import copy
 import hashlib

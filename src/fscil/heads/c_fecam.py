@@ -1,5 +1,5 @@
-"""C-FeCAM: FeCAM with the statistics of new classes calibrated by base classes (Goswami et al., CVPR-W 2024; methods.md
-14; the nearest prior art to the closed form).
+"""C-FeCAM: FeCAM with the statistics of new classes calibrated by base classes (Goswami et al., CVPR-W 2024;
+docs/heads/c_fecam.md), the nearest prior art to the closed form.
 
     w = softmax_b(16 cos(μ, μ_b)),   μ' = α μ̂ + (1 − α) δ̂,  δ = Σ_b w_b μ̂_b,   Σ' = β (Σ_b w_b Σ_b + Σ_shots)
 """

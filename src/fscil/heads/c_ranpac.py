@@ -1,5 +1,5 @@
 """C-RanPAC: RanPAC whose new classes are drawn from calibrated Gaussians (Goswami et al., "Calibrating Higher-Order
-Statistics for Few-Shot Class-Incremental Learning with Pre-trained Vision Transformers", CVPR-W 2024; methods.md 14).
+Statistics for Few-Shot Class-Incremental Learning with Pre-trained Vision Transformers", CVPR-W 2024).
 
     w = softmax_b(16 cos(μ, μ_b)),   μ' = α μ + (1 − α) Σ_b w_b μ_b,   Σ' = β (Σ_b w_b Σ_b + Σ_shots)
 

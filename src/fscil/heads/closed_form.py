@@ -1,4 +1,4 @@
-"""The closed form: linear discriminant analysis with a correction for classes known from few images (methods.md 13).
+"""The closed form: linear discriminant analysis with a correction for classes known from few images.
 
     Σ = (1 − α) S + α (tr S / d) I,   S the pooled within-class covariance of the base task
     score_c(x) = xᵀ Σ⁻¹ μ_c − ½ μ_cᵀ Σ⁻¹ μ_c + γ ½ tr(Σ⁻¹ S) / n_c

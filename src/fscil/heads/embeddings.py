@@ -1,4 +1,4 @@
-"""The embedding set that MPCC calibrates the classifier on (Eq. 16-17; methods.md 4.5, steps 3-5): real features of the
+"""The embedding set that MPCC calibrates the classifier on (paper Eq. 16-17): real features of the
 classes just learned, Gaussian features of all others, in shuffled mini-batches."""
 
 from __future__ import annotations

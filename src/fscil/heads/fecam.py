@@ -1,5 +1,5 @@
 """FeCAM: class-specific Mahalanobis distances (Goswami et al., "FeCAM: Exploiting the Heterogeneity of Class
-Distributions in Exemplar-Free Continual Learning", NeurIPS 2023; methods.md 14).
+Distributions in Exemplar-Free Continual Learning", NeurIPS 2023; docs/heads/fecam.md).
 
     R_c = corr(Σ_c + α mean(diag Σ_c) I)
     score_c(x) = −(x̂ − μ̂_c)ᵀ R_c⁻¹ (x̂ − μ̂_c),   hats: unit length

@@ -1,5 +1,5 @@
 """KLDA: discriminant analysis on random Fourier features (Momeni et al., "Continual Learning Using a Kernel-Based
-Method Over Foundation Models", AAAI 2025; methods.md 14).
+Method Over Foundation Models", AAAI 2025; docs/heads/klda.md).
 
     φ(x) = √(2/D) cos(x Ω + b),   Σ = Σ_i (φ_i − μ_{y_i})(φ_i − μ_{y_i})ᵀ  over all classes
     p_c(x) ∝ exp(−(φ − μ_c)ᵀ Σ⁺ (φ − μ_c)),  averaged over an ensemble of draws of Ω, b

@@ -1,4 +1,4 @@
-"""MPCC: margin-penalty classifier calibration (the paper's Eq. 14-18; methods.md 4.5), SMP's head.
+"""MPCC: margin-penalty classifier calibration (the paper's Eq. 14-18; docs/heads/mpcc.md), SMP's head.
 
 Base task      prototypes, and the covariance of every base class (Eq. 13).
 Few-shot task  new rows = prototypes of the shots; each new class borrows the covariance of the base class nearest to
@@ -31,23 +31,23 @@ ROOT_PARTS = ("packed", "basis", "spread", "floor")
 
 @dataclass(frozen=True, kw_only=True)
 class MPCCOptions(PrototypeOptions):
-    """Hyper-parameters of the calibration; numbers in brackets are the open choices of methods.md, section 9."""
+    """Hyper-parameters of the calibration. Where the paper leaves a choice open, the default is the released code's."""
 
     margin: float = 0.2
-    epochs: int = 5  # [9.10]
+    epochs: int = 5
     lr: float = 1e-3
     momentum: Share = 0.9
     weight_decay: NotNegative = 5e-4
     batch_size: int = 256
     features_per_class: Natural = 256
-    real_features: Literal["ceil", "exact"] = "ceil"  # ceil(256/K)·K real features per new class, or cut to 256 [9.11]
+    real_features: Literal["ceil", "exact"] = "ceil"  # ceil(256/K)·K real features per new class, or cut to 256
     views: int | None = None  # augmented passes per shot, made once for all epochs; None: fresh ones each epoch
-    density_filter: bool = True  # keep the denser half of a double draw [9.12]
-    second_centre: Literal["raw", "rescaled", "off"] = "raw"  # trained rows as further Gaussian centres [9.8]
-    borrow_from: Literal["base", "all"] = "base"  # whose covariance a new class borrows [9.15]
-    initial_classifier: Literal["prototypes", "trained"] = "prototypes"  # base rows at the first few-shot task [9.7]
-    covariance: Literal["unbiased", "biased"] = "unbiased"  # divide by N − 1 or by N [9.9]
-    covariance_eps: NotNegative = 1e-3  # added to the diagonal, times ten until Cholesky succeeds [9.9]
+    density_filter: bool = True  # keep the denser half of a double draw
+    second_centre: Literal["raw", "rescaled", "off"] = "raw"  # trained rows as further Gaussian centres
+    borrow_from: Literal["base", "all"] = "base"  # whose covariance a new class borrows
+    initial_classifier: Literal["prototypes", "trained"] = "prototypes"  # base rows at the first few-shot task
+    covariance: Literal["unbiased", "biased"] = "unbiased"  # divide by N − 1 or by N
+    covariance_eps: NotNegative = 1e-3  # added to the diagonal, times ten until Cholesky succeeds
     covariance_form: Literal["auto", "full", "low_rank"] = "auto"  # the smaller exact square root, or the one named
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class MPCC(Prototypes):
         known, trained = len(self.rows), lesson.trained_rows
         self._refine_covariances(lesson, before)
         if trained is not None and known == len(trained) and self.options.initial_classifier == "trained":
-            self.rows = trained.clone()  # Clf_pre at the first few-shot task [9.7]
+            self.rows = trained.clone()  # Clf_pre at the first few-shot task
         super().learn(lesson, before)
         self._borrow(known)
         self._calibrate(lesson)

@@ -1,5 +1,5 @@
 """PLDA: probabilistic linear discriminant analysis (Ioffe, "Probabilistic Linear Discriminant Analysis", ECCV 2006;
-methods.md 14), which knows by itself how far to trust a mean of n images.
+docs/heads/plda.md), which knows by itself how far to trust a mean of n images.
 
     class means μ_c ~ N(m, B),   features of a class ~ N(μ_c, Σ),   Σ = (1 − α) S + α (tr S / d) I
     in the basis where Σ = I and B = diag(l), with l shrunk towards their mean:

@@ -23,11 +23,11 @@ PROTOTYPE_VIEW = 999  # the number of the view that prototypes average with prot
 
 @dataclass(frozen=True, kw_only=True)
 class PrototypeOptions:
-    """Numbers in brackets are the open choices of methods.md, section 9."""
+    """Where the paper leaves a choice open, the default is the released code's."""
 
     scale: Positive = 16.0  # s: shapes the softmax of the scores, not their order
-    rows: Literal["unit", "raw"] = "unit"  # norm of prototypes used as classifier rows [9.28]
-    prototype_views: Literal["test", "train"] = "test"  # transform of the images that prototypes average [9.13]
+    rows: Literal["unit", "raw"] = "unit"  # norm of prototypes used as classifier rows
+    prototype_views: Literal["test", "train"] = "test"  # transform of the images that prototypes average
 
 
 class Prototypes(Head):

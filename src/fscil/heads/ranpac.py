@@ -1,5 +1,5 @@
 """RanPAC: ridge regression on random rectified features (McDonnell et al., "RanPAC: Random Projections and Pre-trained
-Models for Continual Learning", NeurIPS 2023; methods.md 14).
+Models for Continual Learning", NeurIPS 2023; docs/heads/ranpac.md).
 
     h = ReLU(f W),  W (d, M) ~ N(0, 1)
     G = Σ_i h_i h_iᵀ,  Q = Σ_i h_i y_iᵀ,  scores = h (G + λI)⁻¹ Q

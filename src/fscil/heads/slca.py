@@ -1,5 +1,5 @@
 """SLCA++'s classifier alignment (Zhang et al., "SLCA++: Unleash the Power of Sequential Fine-tuning for Continual
-Learning with Pre-training", 2024; methods.md 14): the ancestor of MPCC, with no margin and no real features.
+Learning with Pre-training", 2024; docs/heads/slca.md): the ancestor of MPCC, with no margin and no real features.
 
     every class c of task t:  256 draws of N(μ_c (0.9 + 0.1 (t + 1) / (T + 1)), Σ_c)
     a linear classifier trained on them for 5 epochs, logits divided by the mean of their norms over tasks, and by 0.1

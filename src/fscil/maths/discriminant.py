@@ -1,5 +1,5 @@
 """Closed-form calibration: linear discriminant analysis with a correction for classes known from few images
-(methods.md 13)."""
+(docs/heads/closed_form.md)."""
 
 from __future__ import annotations
 

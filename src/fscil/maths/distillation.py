@@ -1,4 +1,4 @@
-"""Distillation between class distributions, and the class weights that balance it (methods.md 7.1-7.2)."""
+"""Distillation between class distributions, and the class weights that balance it (iCaRL and FOSTER)."""
 
 from __future__ import annotations
 

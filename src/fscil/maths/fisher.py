@@ -1,5 +1,4 @@
-"""Diagonal Fisher information of dense update blocks, without ever making them parameters (paper Eq. 8-9; methods.md
-4.3).
+"""Diagonal Fisher information of dense update blocks, without ever making them parameters (paper Eq. 8-9).
 
 For y = x ΔWᵀ the gradient of a loss with respect to ΔW is  Σ_tokens g xᵀ  with g = ∂L/∂y. From the inputs x and the
 output gradients g of one batched backward pass both forms follow:

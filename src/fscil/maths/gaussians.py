@@ -1,5 +1,4 @@
-"""Class Gaussians: square roots of covariances, kept once and reused, and draws from them (paper Eq. 14-16;
-methods.md 4.5).
+"""Class Gaussians: square roots of covariances, kept once and reused, and draws from them (paper Eq. 14-16).
 
 A covariance Σ + εI is held as the smaller of two exact square roots R with R Rᵀ = Σ + εI:
 

@@ -1,4 +1,4 @@
-"""Margin-aware intra-task adapter merging (MIAM; paper Eq. 10-11; methods.md 4.4).
+"""Margin-aware intra-task adapter merging (MIAM; paper Eq. 10-11).
 
       set d (margin)      ΔW_d = B_d A_d ──┐ × w_d = n_d / (n_g + n_d)
                                            ├──►  ΔW = [w_d B_d, w_g B_g] [A_d; A_g]      rank 2r, still factored

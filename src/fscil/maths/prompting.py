@@ -1,4 +1,4 @@
-"""Losses and weights of the prompt methods: L2P, DualPrompt, CODA-Prompt and ASP (methods.md 7.6-7.8, 7.11)."""
+"""Losses and weights of the prompt methods: L2P, DualPrompt, CODA-Prompt and ASP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class means and scatter, in one pass or accumulated (paper Eq. 12-13; methods.md 4.2)."""
+"""Class means and scatter, in one pass or accumulated (paper Eq. 12-13)."""
 
 from __future__ import annotations
 

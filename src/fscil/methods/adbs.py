@@ -1,5 +1,5 @@
 """ADBS: adaptive decision boundaries (Li et al., "Adaptive Decision Boundary for Few-Shot Class-Incremental Learning",
-AAAI 2025; methods.md 7.12), on the LoRA baseline as the SMP paper ported it.
+AAAI 2025; docs/methods/adbs.md), on the LoRA baseline as the SMP paper ported it.
 
 Base task      LoRA set, cosine head and one scale m_j per class: logit_j = s |m_j| cos(f, w_j), with the inter-class
                constraint; then the head becomes the prototypes and the scales stay.
@@ -29,13 +29,13 @@ from fscil.strict import NotNegative, Positive, Share, Whole
 
 @dataclass(frozen=True, kw_only=True)
 class ADBSOptions(AdapterOptions):
-    """Hyper-parameters of ADBS (methods.md 7.12; values of SMP's port)."""
+    """Hyper-parameters of ADBS, with the values of the SMP paper's port."""
 
     scale: Positive = 16.0  # T
     adaptive: bool = True  # learn the scales; False keeps all of them at 1
-    alpha: NotNegative = 0.01  # weight of the inter-class constraint (`reg_alpha`; (R) for the port)
+    alpha: NotNegative = 0.01  # weight of the inter-class constraint (`reg_alpha`); our choice on a ViT
     learn_steps: Whole = 20  # full-batch steps per few-shot task: 20 in SMP's port; 10 CIFAR, 1 CUB, 6 mini originally
-    learn_lr: float = 0.01  # (R) for the port; originally 0.01 (CIFAR, CUB) or 0.1 (mini)
+    learn_lr: float = 0.01  # our choice on a ViT; originally 0.01 (CIFAR, CUB) or 0.1 (mini)
     learn_momentum: Share = 0.9
     learn_dampening: Share = 0.9
     learn_views: Literal["augmented", "plain"] = "augmented"  # of the shots: new ones each step, or the prototypes'

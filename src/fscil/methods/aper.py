@@ -1,5 +1,5 @@
 """APER: frozen and adapted features side by side, prototypes on both (Zhou et al., "Revisiting Class-Incremental
-Learning with Pre-Trained Models: Generalizability and Adaptivity Are All You Need", IJCV 2024; methods.md 14).
+Learning with Pre-Trained Models: Generalizability and Adaptivity Are All You Need", IJCV 2024).
 
     feature(x) = [f_0(x); f_a(x)],  f_0 the pretrained backbone, f_a the one adapted on the base task; then any head
 """

@@ -1,5 +1,5 @@
 """ASP: attention-aware self-adaptive prompts (Liu et al., "Few-Shot Class Incremental Learning with Attention-Aware
-Self-Adaptive Prompt", ECCV 2024; methods.md 7.11).
+Self-Adaptive Prompt", ECCV 2024; docs/methods/asp.md).
 
     Every block sees n/2 task-invariant tokens (TIP, learned) and n/2 task-specific ones (TSP), appended in front of it
     and dropped after it.

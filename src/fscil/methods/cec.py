@@ -1,5 +1,5 @@
 """CEC: continually evolved classifiers (Zhang et al., "Few-Shot Incremental Learning with Continually Evolved
-Classifiers", CVPR 2021; methods.md 7.3).
+Classifiers", CVPR 2021; docs/methods/cec.md).
 
 Base task      stage 1: LoRA set and cosine head at a fixed scale (the plain adapters, shared by the shelf);
                stage 2: episodes that play an increment: some base classes, and rotated copies of them as new classes.
@@ -33,7 +33,7 @@ from fscil.strict import Natural, NotNegative, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class CECOptions(AdapterOptions):
-    """Hyper-parameters of CEC (methods.md 7.3); stage 1 follows the baseline's recipe at a fixed scale (R)."""
+    """Hyper-parameters of CEC; stage 1 follows the baseline's recipe at a fixed scale, our choice."""
 
     scale: Positive = 16.0  # temperature of both stages
     attention: bool = True  # False: plain prototypes after stage 2
@@ -43,7 +43,7 @@ class CECOptions(AdapterOptions):
     way: Natural = 15  # base classes per episode (all of them when there are fewer)
     shots: Natural = 1
     queries: Natural = 15  # per class; 10 on CUB
-    encoder_lr: float = 2e-4  # of the LoRA set in stage 2 (R); originally 2e-3 (CIFAR) or 2e-4 for the CNN
+    encoder_lr: float = 2e-4  # of the LoRA set in stage 2, our choice; originally 2e-3 (CIFAR) or 2e-4 for the CNN
     attention_lr: float = 2e-4
     episode_weight_decay: NotNegative = 5e-4
     lr_step: Natural = 20  # epochs after which both rates are multiplied by lr_gamma

@@ -1,5 +1,6 @@
 """CLOM: margin-based learning in two spaces (Zou et al., "Margin-Based Few-Shot Class-Incremental Learning with
-Class-Level Overfitting Mitigation", NeurIPS 2022; methods.md 7.10), on the LoRA baseline as the SMP paper ported it.
+Class-Level Overfitting Mitigation", NeurIPS 2022; docs/methods/clom.md), on the LoRA baseline as the SMP paper
+ported it.
 
 Base task      LoRA set with two cosine heads: on the feature f with negative margins (which transfer), and on a mapped
                feature g = LeakyReLU(BatchNorm(f W)) with positive margins (which discriminate). The margin of a pair of
@@ -28,7 +29,7 @@ from fscil.strict import Natural, NotNegative, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class CLOMOptions(AdapterOptions):
-    """Hyper-parameters of CLOM (methods.md 7.10; the margins of the port are (R))."""
+    """Hyper-parameters of CLOM; the margins on a ViT are our choice."""
 
     scale: Positive = 16.0  # T of both heads
     margin_average: float = -0.2  # a of the main head: margin of a pair of average similarity

@@ -1,6 +1,6 @@
 """CODA-Prompt: prefixes as weighted sums of components (Smith et al., "CODA-Prompt: COntinual Decomposed
-Attention-based Prompting for Rehearsal-Free Continual Learning", CVPR 2023; methods.md 7.8), and CodaP+, with class
-means as classifier (7.9).
+Attention-based Prompting for Rehearsal-Free Continual Learning", CVPR 2023; docs/methods/coda.md), and CodaP+, with
+class means as classifier.
 
     p = Σ_k cos(q ∘ A_k, K_k) P_k  in each of the first blocks, no softmax; half of p's rows are keys, half are values.
     Each task adds its share of the components, orthogonal to all earlier ones, which stay as they are.

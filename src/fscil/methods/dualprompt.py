@@ -1,6 +1,6 @@
 """DualPrompt: a general prefix for all tasks and an expert prefix per task (Wang et al., "DualPrompt: Complementary
-Prompting for Rehearsal-free Continual Learning", ECCV 2022; methods.md 7.7), and DualP+, with class means as classifier
-(7.9).
+Prompting for Rehearsal-free Continual Learning", ECCV 2022; docs/methods/dualprompt.md), and DualP+, with class
+means as classifier.
 
     attention(h_Q, [p_K; h_K], [p_V; h_V]):  p = G-prompt g in the first blocks, E-prompt e_t in the next ones
     loss = CE over the task's classes − λ cos(q, k_t);  at test time the E-prompt whose key is nearest to q

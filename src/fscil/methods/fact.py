@@ -1,5 +1,5 @@
 """FACT: forward compatible training (Zhou et al., "Forward Compatible Few-Shot Class-Incremental Learning", CVPR 2022;
-methods.md 7.4).
+docs/methods/fact.md).
 
 Base task      LoRA set and cosine head beside orthogonal rows of virtual classes. Besides the cross-entropy (L1):
                images are pulled to a virtual class when their own is masked (L2), and mixtures of two classes, mixed in
@@ -35,7 +35,7 @@ MASKED = -1e9  # logit of a class that must not be chosen
 
 @dataclass(frozen=True, kw_only=True)
 class FACTOptions(AdapterOptions):
-    """Hyper-parameters of FACT (methods.md 7.4)."""
+    """Hyper-parameters of FACT."""
 
     scale: Positive = 16.0  # temperature
     expected_classes: int | None = None  # all classes the stream will have; None: base classes + virtual_classes

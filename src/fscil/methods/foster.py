@@ -1,5 +1,5 @@
 """FOSTER: feature boosting and compression (Wang et al., "FOSTER: Feature Boosting and Compression for
-Class-Incremental Learning", ECCV 2022; methods.md 7.2).
+Class-Incremental Learning", ECCV 2022; docs/methods/foster.md).
 
 Base task      the whole ViT and a linear head, cross-entropy; exemplars by herding.
 Few-shot task  boosting: a second ViT beside the first, which is frozen, and a joint head on both features; then
@@ -35,7 +35,7 @@ PRACTICALLY_INFINITE = 10**6  # images: 1 − β^n is 1 to the last bit
 
 @dataclass(frozen=True, kw_only=True)
 class FOSTEROptions(ExemplarOptions):
-    """Hyper-parameters of FOSTER (methods.md 7.2; PILOT's for ViTs)."""
+    """Hyper-parameters of FOSTER (PILOT's for ViTs)."""
 
     epochs: int = 20
     batch_size: int = 32

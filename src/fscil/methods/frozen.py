@@ -1,7 +1,7 @@
 """The frozen backbone: nothing is trained, a head does everything on the pretrained features.
 
 With the head `prototypes` this is SimpleCIL (Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained
-Models", IJCV 2024; methods.md 14).
+Models", IJCV 2024).
 """
 
 from __future__ import annotations

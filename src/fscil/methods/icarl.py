@@ -1,4 +1,4 @@
-"""iCaRL: incremental classifier and representation learning (Rebuffi et al., CVPR 2017; methods.md 7.1).
+"""iCaRL: incremental classifier and representation learning (Rebuffi et al., CVPR 2017; docs/methods/icarl.md).
 
 Base task      the whole ViT and a linear head, cross-entropy; exemplars of every class by herding.
 Few-shot task  the ViT and the grown head on the shots and all exemplars: cross-entropy over all classes seen, and
@@ -32,7 +32,7 @@ from fscil.strict import NotNegative, Positive, Share
 
 @dataclass(frozen=True, kw_only=True)
 class ICaRLOptions(ExemplarOptions):
-    """Hyper-parameters of iCaRL (methods.md 7.1; PILOT's for ViTs)."""
+    """Hyper-parameters of iCaRL (PILOT's for ViTs)."""
 
     epochs: int = 20
     batch_size: int = 128  # 32 on ImageNet-R

@@ -1,5 +1,5 @@
 """L2P: a pool of prompts in front of the patches, chosen by key lookup (Wang et al., "Learning to Prompt for Continual
-Learning", CVPR 2022; methods.md 7.6), and L2P+, with class means as classifier (7.9).
+Learning", CVPR 2022; docs/methods/l2p.md), and L2P+, with class means as classifier.
 
     q = feature of the prompt-free ViT; the N keys nearest to q in cosine choose N prompts of length L
     sequence [CLS, N·L prompts, patches];  feature = mean of the N·L prompt outputs

@@ -1,5 +1,5 @@
 """TEEN: training-free prototype calibration (Wang et al., "Few-Shot Class-Incremental Learning via Training-Free
-Prototype Calibration", NeurIPS 2023; methods.md 7.5).
+Prototype Calibration", NeurIPS 2023; docs/methods/teen.md).
 
 Base task      LoRA set and cosine head at a fixed temperature (at 16 those of `single_m0`, which the shelf may hold),
                then base prototypes.
@@ -25,7 +25,7 @@ from fscil.strict import NotNegative, Positive, Share
 
 @dataclass(frozen=True, kw_only=True)
 class TEENOptions(AdapterOptions):
-    """Hyper-parameters of TEEN (methods.md 7.5)."""
+    """Hyper-parameters of TEEN."""
 
     scale: Positive = 16.0  # temperature of the base loss: 16 CIFAR, 32 CUB and mini
     learnable_scale: bool = False  # True, from scale 1: the baseline's adapters

@@ -1,5 +1,4 @@
-"""Training of adapter sets on the base task, several as streams of one pass, and the Fisher passes that weigh them
-(methods.md 4.2-4.3)."""
+"""Training of adapter sets on the base task, several as streams of one pass, and the Fisher passes that weigh them."""
 
 from __future__ import annotations
 

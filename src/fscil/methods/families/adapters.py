@@ -22,10 +22,10 @@ from fscil.strict import NotNegative, Share
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions:
-    """The base recipe of the comparators on a ViT: that of the SMP baseline (methods.md 7, "common recipe" (R))."""
+    """The base recipe of the comparators on a ViT: that of the SMP baseline, our choice."""
 
     rank: int = 10  # of the LoRA factors
-    lora_init: Literal["sparse", "zeros"] = "sparse"  # of B [9.4]
+    lora_init: Literal["sparse", "zeros"] = "sparse"  # of B
     epochs: int = 20
     batch_size: int = 48  # 24 on ImageNet-R and CUB200
     lr: float = 0.01

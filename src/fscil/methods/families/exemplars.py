@@ -90,7 +90,7 @@ def choose_exemplars(features: Tensor, labels: Tensor, touched: Sequence[int], c
 class ExemplarOptions:
     """How many images are stored."""
 
-    memory: Literal["per_class", "total"] = "per_class"  # a fixed number per class (R), or a total shared by all seen
+    memory: Literal["per_class", "total"] = "per_class"  # a number per class (our choice), or shared by all seen
     per_class: Natural = 20
     total: Natural = 2000
 

@@ -1,5 +1,5 @@
-"""What L2P, DualPrompt and CODA-Prompt share: a frozen ViT, prompts chosen by a query, and a linear head or class means
-(methods.md 7.6-7.9).
+"""What L2P, DualPrompt and CODA-Prompt share: a frozen ViT, prompts chosen by a query, and a linear head or class
+means.
 
 Every task trains the prompts and the head with cross-entropy over that task's classes alone. The + forms (`prototypes`)
 do so in the base task only; their classifier rows are class means, and nothing is trained afterwards.

@@ -1,12 +1,12 @@
-"""SMP: sculpting the margin penalty (the paper; methods.md 4). The baseline and every ablation are configurations of
-this file.
+"""SMP: sculpting the margin penalty (the paper; docs/methods/smp.md). The baseline and every ablation are
+configurations of this file.
 
 Base task      two K/V LoRA sets trained side by side, set d with a cosine margin and set g without (Eq. 5-7);
                diagonal Fisher of each set's dense update (Eq. 8-9); merge, block by block (MIAM, Eq. 10-11);
                class prototypes and covariances on the merged, now frozen features (Eq. 12-13).
 Few-shot task  new rows = prototypes of the shots; then the classifier is calibrated under the margin on real features
                of the new classes and Gaussian features of all others (MPCC, Eq. 14-18: `heads/mpcc.py`); or stays
-               prototypes; or is the closed form of methods.md 13.
+               prototypes; or is the closed form (`heads/closed_form.py`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from fscil.strict import Natural, NotNegative, Positive, Share, Whole, require
 
 @dataclass(frozen=True, kw_only=True)
 class SMPOptions:
-    """Hyper-parameters of SMP (methods.md 4.1) and its open choices (section 9, numbers in brackets)."""
+    """Hyper-parameters of SMP. Where the paper leaves a choice open, the default is the released code's."""
 
     # base task
     adapters: Literal["two", "one"] = "two"  # two sets merged (MIAM), or a single set
     rank: int = 10
     scale: Positive = 16.0
-    learnable_scale: bool = False  # the baseline's: learned from `scale` = 1 [9.17]
+    learnable_scale: bool = False  # the baseline's: learned from `scale` = 1
     margin: float = 0.2  # of set d (or of the only set)
     margin_g: float = 0.0  # of set g
     epochs: int = 20
@@ -50,33 +50,33 @@ class SMPOptions:
     lr: float = 0.01
     momentum: Share = 0.9
     weight_decay: NotNegative = 5e-4
-    training: Literal["joint", "sequential"] = "joint"  # both sets in one pass or one after the other [9.3]
-    lora_init: Literal["sparse", "zeros"] = "sparse"  # of B [9.4]
+    training: Literal["joint", "sequential"] = "joint"  # both sets in one pass or one after the other
+    lora_init: Literal["sparse", "zeros"] = "sparse"  # of B
     merge: Literal["fisher", "average"] = "fisher"
-    fisher: Literal["batch", "sample"] = "batch"  # squared batch-mean gradients, or the paper's per-sample form [9.6]
-    fisher_head: Literal["own", "d"] = "own"  # head of set g's and d's loss in the Fisher pass [9.5]
-    fisher_precision: Literal["auto", "fp32"] = "auto"  # of the passes; products and sums are always fp32 [9.27]
+    fisher: Literal["batch", "sample"] = "batch"  # squared batch-mean gradients, or the paper's per-sample form
+    fisher_head: Literal["own", "d"] = "own"  # head of set g's and d's loss in the Fisher pass
+    fisher_precision: Literal["auto", "fp32"] = "auto"  # of the passes; products and sums are always fp32
     # statistics
-    prototype_views: Literal["test", "train"] = "test"  # transform of the images that prototypes average [9.13]
-    rows: Literal["unit", "raw"] = "unit"  # norm of prototypes used as classifier rows [9.28]
-    covariance: Literal["unbiased", "biased"] = "unbiased"  # divide by N − 1 or by N [9.9]
-    covariance_eps: NotNegative = 1e-3  # added to the diagonal, times ten until Cholesky succeeds [9.9]
+    prototype_views: Literal["test", "train"] = "test"  # transform of the images that prototypes average
+    rows: Literal["unit", "raw"] = "unit"  # norm of prototypes used as classifier rows
+    covariance: Literal["unbiased", "biased"] = "unbiased"  # divide by N − 1 or by N
+    covariance_eps: NotNegative = 1e-3  # added to the diagonal, times ten until Cholesky succeeds
     covariance_form: Literal["auto", "full", "low_rank"] = "auto"  # the smaller exact square root, or the one named
     # few-shot tasks
     calibration: Literal["mpcc", "prototypes", "closed_form"] = "mpcc"
-    calibration_epochs: int = 5  # [9.10]
+    calibration_epochs: int = 5
     calibration_lr: float = 1e-3
     calibration_batch: Natural = 256
     calibration_scale: Positive = 16.0
     calibration_margin: float | None = None  # None: the margin of set d
     features_per_class: Natural = 256
-    real_features: Literal["ceil", "exact"] = "ceil"  # ceil(256/K)·K real features per new class, or cut to 256 [9.11]
+    real_features: Literal["ceil", "exact"] = "ceil"  # ceil(256/K)·K real features per new class, or cut to 256
     views: int | None = None  # augmented passes per shot, made once for all epochs; None: fresh ones each epoch
-    density_filter: bool = True  # keep the denser half of a double draw [9.12]
-    second_centre: Literal["raw", "rescaled", "off"] = "raw"  # trained rows as further Gaussian centres [9.8]
-    borrow_from: Literal["base", "all"] = "base"  # whose covariance a new class borrows [9.15]
-    initial_classifier: Literal["prototypes", "trained"] = "prototypes"  # base rows at the first few-shot task [9.7]
-    # closed form (methods.md 13)
+    density_filter: bool = True  # keep the denser half of a double draw
+    second_centre: Literal["raw", "rescaled", "off"] = "raw"  # trained rows as further Gaussian centres
+    borrow_from: Literal["base", "all"] = "base"  # whose covariance a new class borrows
+    initial_classifier: Literal["prototypes", "trained"] = "prototypes"  # base rows at the first few-shot task
+    # closed form (heads/closed_form.py)
     shrinkage: Share = 0.3
     correction: NotNegative = 1.0
     closed_form_views: Whole = 0
