@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fscil import commands
+from fscil import commands, registry
 from fscil._version import __version__
 from fscil.commands._help import Command, Group, wanted_number
 from fscil.errors import UserError, nearest
@@ -77,6 +77,43 @@ def _add_commands() -> None:
 _add_commands()
 
 
+# What people type for a command that is called otherwise.
+MEANT = {
+    "train": "fscil fit (your own photos) or fscil run (an experiment)",
+    "teach": "fscil learn",
+    "add": "fscil learn",
+    "classify": "fscil predict",
+    "recognise": "fscil predict",
+    "recognize": "fscil predict",
+    "test": "fscil evaluate",
+    "eval": "fscil evaluate",
+    "remove": "fscil forget",
+    "delete": "fscil forget",
+    "demo": "fscil app --demo",
+    "web": "fscil app",
+    "download": "fscil fetch",
+    **{kind: f"fscil list {kind}" for kind in ("methods", "heads", "datasets", "backbones", "recipes", "metrics")},
+}
+
+
+def meant(said: str, options: set[str]) -> str:
+    """What a word that is out of place was meant for: a command's other name, or the value of an option.
+
+    >>> meant("No such command 'teach'.", set())
+    ' Did you mean fscil learn?'
+    >>> meant("Got unexpected extra argument(s) (smp cub200)", {"--method", "--dataset"})
+    ' Did you mean --method smp --dataset cub200?'
+    """
+    if (word := re.match(r"No such command '(\w+)'", said)) and word[1] in MEANT:
+        return f" Did you mean {MEANT[word[1]]}?"
+    if words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", said):
+        named = {**dict.fromkeys(registry.datasets(), "--dataset"), **dict.fromkeys(registry.methods(), "--method")}
+        given = [(named.get(word), word) for word in words[1].split()]
+        if all(option in options for option, _ in given):
+            return f" Did you mean {' '.join(f'{option} {word}' for option, word in given)}?"
+    return ""
+
+
 USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of which newer versions of typer have a copy
 
 
@@ -97,7 +134,11 @@ def misuse(error: Any, words: list[str]) -> str:
             wanted = wanted_number(param)
             given = name if value is None else f'{name} "{value}"'
             said = f"{given}: {f'it must be {wanted}' if wanted else error.message.strip()}"
-    return f"{said}{'' if said[-1] in '.?' else '.'} See: {command} --help"
+    known = error.ctx.command.params if error.ctx is not None else []
+    hint = meant(said, {name for each in known for name in each.opts})
+    if hint:  # instead of what looks alike
+        said = said.partition(" Did you mean")[0]
+    return f"{said}{'' if said[-1] in '.?' else '.'}{hint} See: {command} --help"
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

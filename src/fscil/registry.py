@@ -15,7 +15,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Mapping
+import os
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -343,8 +345,18 @@ def dataset_entry(name: str) -> DatasetEntry:
 
 def _lookup(kind: str, name: str, entries: Mapping[str, Any]) -> Any:
     if not isinstance(name, str) or name not in entries:
-        raise UserError(f'unknown {kind} "{name}".{nearest(name, entries)} See: fscil list {kind}s')
+        hint = _of_another_kind(kind, str(name)) or nearest(name, entries)
+        raise UserError(f'unknown {kind} "{name}".{hint} See: fscil list {kind}s')
     return entries[name]
+
+
+def _of_another_kind(kind: str, name: str) -> str:
+    """What to say of a name that is none of this kind, but of another, or a folder."""
+    if kind == "dataset" and os.path.isdir(name):
+        return f" For pictures of your own: --dataset folder --data-root {shlex.quote(name)}."
+    others: dict[str, Callable[[], Mapping[str, Any]]] = {"method": methods, "head": heads, "dataset": datasets}
+    found = [other for other, names in others.items() if other != kind and name in names()]
+    return f" It is a {found[0]}: --{found[0]} {name}." if found else ""
 
 
 def load_target(target: str) -> Any:

@@ -78,13 +78,22 @@ def _least(name: str) -> int | None:
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """What to say of a key that does not exist: it may stand in another place, or be misspelt."""
-    last = key.rpartition(".")[2]
+    place, _, last = key.rpartition(".")
     same = [name for name in known if name.rpartition(".")[2] == last]
+    same = same or [f"{place}.{short}" for short in (initials(last),) if place and f"{place}.{short}" in known]
     hint = f' Did you mean "{same[0]}"?' if same else nearest(key, known)
     if not hint:
         inside = [name for name in known if name.startswith(f"{key.partition('.')[0]}.")]
         hint = f" Known: {', '.join(inside or dict.fromkeys(name.partition('.')[0] for name in known))}."
     return f'unknown key "{key}".{hint}'
+
+
+def initials(name: str) -> str:
+    """
+    >>> initials("learning_rate")
+    'lr'
+    """
+    return "".join(word[:1] for word in name.split("_"))
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:

@@ -212,6 +212,28 @@ def test_a_disk_that_fills_up_is_one_line_and_the_run_can_go_on(weights, tmp_pat
     assert done.returncode == 0 and "A_avg" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train"], "Did you mean fscil fit (your own photos) or fscil run (an experiment)? See: fscil --help"),
+        (["teach", "m"], "Did you mean fscil learn? See"),
+        (["methods"], "Did you mean fscil list methods?"),
+        (["run", "smp"], "(smp). Did you mean --method smp? See: fscil run --help"),
+        (["run", "cifar100", "smp"], "Did you mean --dataset cifar100 --method smp?"),
+        (["compare", "smp", "baseline"], "write: --methods smp,baseline"),
+        (["compare", "--methods", "smp", "baseline"], '"baseline" is a method, not a folder of runs'),
+        (["run", "--head", "chord"], 'unknown head "chord". It is a method: --method chord.'),
+        (["run", "--method", "glyphs"], "It is a dataset: --dataset glyphs."),
+        (["run", "--dataset", "."], "For pictures of your own: --dataset folder --data-root ."),
+        (["run", "--recipe", "smp"], "cifar100/smp, cub200/smp, glyphs/smp, imagenet_r/smp"),
+        (["run", "--set", "options.learning_rate=1"], 'Did you mean "options.lr"?'),
+    ],
+)
+def test_what_a_newcomer_types_is_answered_by_what_was_meant(fscil, tmp_path, arguments, words):
+    assert_one_line(fscil(*arguments), words)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_command_or_option_is_not_a_traceback(fscil):
     for arguments in (["rum"], ["run", "--methd", "smp"], ["list", "colours"]):
         status, _, err = fscil(*arguments)

@@ -266,6 +266,35 @@ def test_what_is_left_out_is_counted(model, photos, tmp_path, capsys):
     assert "note: left out: 1 picture beside" in capsys.readouterr().err
 
 
+def test_folders_above_the_classes_are_noted(model, photos, weights, tmp_path, capsys):
+    """Somebody names the folder that holds base/ and new/: two classes come of it, and a note says so."""
+    above = tmp_path / "above"
+    for part in ("base", "new"):
+        shutil.copytree(photos / part, above / part)
+    note, place = 'note: "base" is taken for one class with all that its folders hold (', f'give "{above / "base"}".'
+    assert run("fit", above, "-o", tmp_path / "m", "--backbone", BACKBONE, "--weights", weights, "-q") == 0
+    assert note in (said := capsys.readouterr().err) and place in said
+    assert run("learn", model, above, "-q") == 0
+    assert place in capsys.readouterr().err
+    (above / "new" / "class 10").rename(above / "class 10")  # a class among them: folders in classes are meant
+    assert run("learn", model, above, "--add", "-q") == 0
+    assert "taken for one class" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["predict", "learn", "evaluate", "review", "suggest"])
+def test_a_model_that_is_named_last_is_noticed(model, photos, capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([command, str(photos / "new"), str(model)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and f'but "{model}" is one: name the model first, then the pictures.' in said
+
+
+def test_one_class_folder_is_told_to_name_the_folder_above(model, photos, capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(model), str(photos / "base" / "class 0")])
+    assert "if they are one class, name the folder above it" in capsys.readouterr().err
+
+
 def test_names_that_a_terminal_would_obey_are_shown_escaped(model, capsys):
     from fscil.teachable.folder import ModelFolder
 

@@ -38,12 +38,17 @@ def notes() -> Iterator[list[str]]:
         yield said
 
 
-def check_model(path: Path, weights: str | None = None) -> Head:
-    """The head of a model; refuses what it alone shows cannot be opened, before anything heavy is imported."""
+def check_model(path: Path, weights: str | None = None, pictures: Iterable[str | Path] = ()) -> Head:
+    """The head of a model; refuses what it alone shows cannot be opened, before anything heavy is imported. `pictures`
+    are what the command gives beside it: a model among them was meant to come first."""
+    from fscil.errors import UserError
     from fscil.teachable.folder import ModelFolder
     from fscil.teachable.weights import find_weights
 
     folder = ModelFolder(path)
+    swapped = [] if folder.exists() else [other for other in pictures if ModelFolder(other).exists()]
+    if swapped:
+        raise UserError(f'"{path}" is no model, but "{swapped[0]}" is one: name the model first, then the pictures.')
     head = folder.read()
     find_weights(folder, head, weights)
     return head

@@ -108,6 +108,7 @@ def compare(
 
     `fscil compare runs/glyphs-smp-seed2023-1 runs/grid/cells`
     """
+    from fscil import registry
     from fscil.errors import UserError
     from fscil.evaluation.results import find_runs
     from fscil.experiments.api import as_settings, place_flags
@@ -134,6 +135,9 @@ def compare(
         of_runs |= {"--engine": engine != "local", "--address": address, "--cpus": cpus, "--gpus": gpus}
         of_runs |= {"--memory": memory}
         given += [flag for flag, value in of_runs.items() if value]
+        if stray := [str(name) for name in folders if str(name) in registry.methods() and not Path(name).exists()]:
+            meant = ",".join(dict.fromkeys([*split_names(methods or ""), *stray]))
+            raise UserError(f'"{stray[0]}" is a method, not a folder of runs; write: --methods {meant}')
         if given:
             raise UserError(f"{given[0]} describes runs to make; with run folders, leave it out")
         results, problems = load_folders(find_runs(folders))

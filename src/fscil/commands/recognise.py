@@ -83,7 +83,7 @@ def predict(
     _check_sorting(sort_into, link, move, watch, out)
     if not pictures and watch is None:
         raise UserError("give pictures, folders of pictures, or --watch DIR.")
-    check_model(model, weights)
+    check_model(model, weights, pictures or ())
     if out is not None:
         _predict_all(model, pictures or [], out, engine, workers, address, top, weights, device, quiet)
         return
@@ -238,7 +238,7 @@ def evaluate(
     """
     from fscil.commands._shared import check_model, columns, notes, open_model, print_json
 
-    check_model(model, weights)
+    check_model(model, weights, [folder])
     from fscil.data.picture_files import labelled_files
     from fscil.errors import UserError
     from fscil.files import check_place

@@ -48,7 +48,7 @@ def review(
 
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other.")
-    check_model(model, weights)
+    check_model(model, weights, [folder])
     files, names = labelled_files(folder)
     from fscil.teachable.review import review as look_through
 

@@ -41,7 +41,7 @@ def suggest(
     from fscil.errors import UserError
     from fscil.teachable.sorting import check_target, folder_name, pictures_beside, place_file
 
-    check_model(model, weights)
+    check_model(model, weights, pictures)
     for path in pictures:
         if not path.exists():
             raise UserError(f'"{path}" does not exist; give pictures, or folders of them.')

@@ -51,7 +51,7 @@ def learn(
     """
     from fscil.commands._shared import check_model, event_line, notes, open_model, print_json
 
-    head = check_model(model, weights)
+    head = check_model(model, weights, pictures)
     from fscil.teachable.names import check_class_names
     from fscil.text import printable
 
@@ -64,13 +64,13 @@ def learn(
     if again and not add and sys.stdin.isatty():
         said = ", ".join(f'"{printable(label)}" ({known[label]} pictures)' for label in again)
         add = typer.confirm(f"{said}: known already. Add these pictures?", err=True)
-    from fscil.teachable.lessons import left_out
+    from fscil.teachable.lessons import folders_of_folders, left_out
 
     with notes() as heard:
         clf = open_model(model, weights, device, quiet)
         clf.skip_bad = skip_bad
-        if name is None and (unused := left_out(pictures[0])):
-            clf.note(unused)
+        for said in filter(None, (left_out(pictures[0]), folders_of_folders(pictures[0])) if name is None else ()):
+            clf.note(said)
         with clf.editing():
             clf.learn(files, labels, add=add)
     if as_json:

@@ -57,7 +57,7 @@ def class_folders(root: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
     by_class = {folder.name: files_in(folder) for folder in folders_in(root)}
     if not by_class:
         if files_in(root):
-            hint = " (it holds pictures itself: move them into a folder named like their class)"
+            hint = " (it holds pictures itself; if they are one class, name the folder above it)"
         else:
             hint = "; give a folder with one folder of pictures per class"
         raise UserError(f'"{root}" holds no class folders{hint}.')

@@ -42,7 +42,9 @@ def load(name: str) -> Recipe:
     if name in names():
         path = FOLDER / f"{name}.yaml"
     elif path.suffix not in (".yaml", ".yml") and not path.is_file():
-        raise UserError(f'unknown recipe "{name}".{nearest(name, names())} See: fscil list recipes')
+        whole = [known for known in names() if known.endswith(f"/{name}")]
+        hint = f" Recipes are named by dataset and method: {', '.join(whole)}." if whole else nearest(name, names())
+        raise UserError(f'unknown recipe "{name}".{hint} See: fscil list recipes')
     values = read_yaml(path)
     fast = values.pop("fast", None) or {}
     if not isinstance(fast, dict):

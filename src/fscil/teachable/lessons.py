@@ -13,7 +13,7 @@ import numpy as np
 
 from fscil.data import cache_dir
 from fscil.data.decode import SUFFIXES
-from fscil.data.picture_files import Label, label_name
+from fscil.data.picture_files import Label, files_in, folders_in, label_name
 from fscil.data.pictures import Pictures, listed, name_of, pair, read_pictures, repeated
 from fscil.errors import UserError
 from fscil.teachable.names import check_class_names
@@ -69,6 +69,23 @@ def left_out(root: str | os.PathLike) -> str | None:
     said = [f"{loose} picture{'s' * (loose != 1)} beside the class folders"] if loose else []
     said += [f"{strange} file{'s' * (strange != 1)} of other types"] if strange else []
     return f"left out: {' and '.join(said)}" if said else None
+
+
+def folders_of_folders(root: str | os.PathLike) -> str | None:
+    """What to say of a folder whose class folders all hold folders of pictures: one above the classes, perhaps."""
+    above = folders_in(Path(root).expanduser())
+    inside = {folder.name: [sub for sub in folders_in(folder) if files_in(sub)] for folder in above}
+    if not inside or any(len(subs) < 2 or has_pictures(folder) for folder, subs in zip(above, inside.values())):
+        return None
+    name, subs = next(iter(inside.items()))
+    shown = ", ".join(sub.name for sub in subs[:3]) + (", …" if len(subs) > 3 else "")
+    whole = f'"{name}" is taken for one class with all that its folders hold ({shown})'
+    return f'{whole}. If those are the classes, give "{Path(root, name)}"'
+
+
+def has_pictures(folder: Path) -> bool:
+    """Whether pictures lie in a folder itself."""
+    return any(path.suffix.lower() in SUFFIXES for path in folder.iterdir() if path.is_file())
 
 
 def fitting_labels(labels: list[Label], knowledge: Knowledge, add: bool, note: Callable[[str], None]) -> list[Label]:

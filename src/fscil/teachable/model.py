@@ -35,7 +35,7 @@ from fscil.teachable.expense import choose_plan, keeping
 from fscil.teachable.folder import BACKBONE, MAY_LACK, ModelFolder, check_undo
 from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
-from fscil.teachable.lessons import fitting_labels, labelled, left_out, read_lesson
+from fscil.teachable.lessons import fitting_labels, folders_of_folders, labelled, left_out, read_lesson
 from fscil.teachable.names import check_class_names
 from fscil.teachable.planning import choose_held_out, fit_frozen
 from fscil.teachable.recognition import Notice
@@ -333,8 +333,9 @@ class Teachable(Answering):
         warnings.warn(text, Notice, stacklevel=4)
 
     def _note_left_out(self, source: Any) -> None:
-        if isinstance(source, (str, os.PathLike)) and (said := left_out(source)):
-            self.note(said)
+        if isinstance(source, (str, os.PathLike)):
+            for said in filter(None, (left_out(source), folders_of_folders(source))):
+                self.note(said)
 
     # ---- versions ---------------------------------------------------------------------------------------------------
     def _finish(self, action: str, classes: dict[str, int], when: str) -> None:
