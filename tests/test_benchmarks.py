@@ -113,7 +113,8 @@ def test_heads_says_how_paired_differences_spread(monkeypatch, capsys):
     ],
 )
 def test_what_is_measured_on_a_gpu_still_runs(name, options, rows):
-    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--device", "cpu", "--backbone", "test_vit", *options]
+    given = ["--device", "cpu", "--backbone", "test_vit", *options]
+    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     table = [line for line in done.stdout.splitlines() if line.startswith("| ")]
