@@ -458,7 +458,10 @@ def test_folder_with_train_and_test(pets, tmp_path):
     assert len(shades(dataset, "train")[0]) == 20
 
 
-@pytest.mark.parametrize("header", ["path,label,split\n", "image , label, split\n", "filepath,label,split\n", ""])
+@pytest.mark.parametrize(
+    "header",
+    ["path,label,split\n", "image , label, split\n", "filepath,label,split\n", "", "\n,,\r\npath,class,Usage\r\n"],
+)
 def test_csv_with_a_split(pets, header):
     rows = [
         (f"{name}/{i}.{'png' if i % 2 else 'JPG'}", name, "test" if i == 0 else "Train")
@@ -488,6 +491,15 @@ def test_csv_without_a_split_and_bad_ones(pets):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
             load_dataset("folder", DataConfig(root=str(path)))
+
+
+def test_a_class_may_be_called_as_a_column_is(tmp_path):
+    for name in ("file", "mallet"):
+        for number in range(2):
+            picture(tmp_path / name / f"{number}.png", 0)
+    table = tmp_path / "tools.csv"
+    table.write_text("file/0.png,file\nfile/1.png,file\nmallet/0.png,mallet\nmallet/1.png,mallet\n")
+    assert load_dataset("folder", DataConfig(root=str(table))).manifest.class_names == ("file", "mallet")
 
 
 NAMES_OF_PATHS = ("path", "file", "filename", "filepath", "file_name", "file_path", "image", "image_path", "url")

@@ -305,6 +305,8 @@ async def flood(app, path: str, chunk: bytes) -> tuple[dict, int]:
         ("/predict", {"data": {"name": "x"}}, 422, "the form has no field 'name'; its fields are files"),
         ("/predict", {"files": upload(0), "data": {"top": "1"}}, 422, "the form has no field 'top'"),
         ("/undo", {"data": {"step": "3"}}, 422, "the form has no field 'step'; its fields are steps"),
+        ("/undo", {"json": {"steps": 3}}, 415, "multipart form, not application/json"),
+        ("/undo", {"content": "steps=3"}, 415, "multipart form, not bytes of no type"),
         ("/learn", {"files": upload(10), "data": {"nam": "x"}}, 422, "its fields are files, name, names, add"),
         ("/learn", {"files": [*upload(10), ("file", ("x.png", b"x"))], "data": {"name": "x"}}, 422, "no field 'file'"),
         ("/predict", {"files": upload(0, 1), "params": {"top": 0}}, 422, "top: "),

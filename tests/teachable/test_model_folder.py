@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -252,10 +254,37 @@ def test_a_first_write_that_fails_leaves_no_folder(saved, tmp_path, monkeypatch)
 
     with monkeypatch.context() as patched, pytest.raises(UserError, match="the disk is full"):
         patched.setattr(os, "replace", full)
-        clf.save(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+        clf.save(tmp_path / "far" / "new")
+    assert not (tmp_path / "far").exists()
     clf.save(tmp_path / "new")
     assert (tmp_path / "new" / "model.json").exists()
+
+
+def test_who_waits_for_a_first_write_that_fails_writes_then(tmp_path):
+    folder, waiting = ModelFolder(tmp_path / "new"), threading.Event()
+
+    def write():
+        waiting.set()
+        with ModelFolder(tmp_path / "new").lock():
+            (tmp_path / "new" / "written").touch()
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(ConnectionError), folder.lock():  # noqa: PT012
+            done = pool.submit(write)
+            waiting.wait()
+            time.sleep(0.2)
+            raise ConnectionError
+        done.result()
+    assert (tmp_path / "new" / "written").exists()
+
+
+def test_a_new_folder_that_vanishes_hides_no_error(tmp_path):
+    folder = ModelFolder(tmp_path / "new")
+    with pytest.raises(ConnectionError), folder.lock():
+        shutil.rmtree(tmp_path / "new")
+        raise ConnectionError
+    with folder.lock():
+        (tmp_path / "new" / "written").touch()
 
 
 def test_a_full_disk_at_any_write_leaves_the_previous_version(saved, monkeypatch, tmp_path):

@@ -49,6 +49,26 @@ def test_a_line_of_the_table_is_written_whole_or_not_at_all(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out" / "jay").iterdir()) == ["0.png", "1.png", "2.png"]
 
 
+def test_a_table_that_a_full_disk_left_empty_gets_its_first_line(tmp_path):
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"a picture")
+    into = Sorted(tmp_path / "out")
+    into.folder.mkdir()
+    into.table.touch()  # the disk had room for its name, not for a line
+    for sorting in (into, Sorted(into.folder)):
+        into.table.write_bytes(b"")
+        sorting.put(picture, "jay", 0.5)
+        assert picture in Sorted(into.folder)
+
+
+def test_a_file_in_the_place_of_a_class_is_named(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"a picture")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "jay").touch()
+    with pytest.raises(UserError, match='cannot copy ".*a.png" into ".*jay": File exists'):
+        Sorted(tmp_path / "out").put(tmp_path / "a.png", "jay", 0.5)
+
+
 def test_pictures_are_not_put_into_a_model_or_below_a_file(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.json").touch()

@@ -7,6 +7,7 @@ refused at once.
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fscil.data.decode import SUFFIXES
+from fscil.data.manifests import TEST, TRAIN
 from fscil.errors import UserError
 from fscil.reading import TABLE_AT_MOST, parse_table, read_text
 
@@ -23,6 +25,7 @@ Label = str | int
 # What the columns of a table of pictures may be called; of several such columns the first name here counts.
 PATHS = ("path", "file", "filename", "filepath", "file_name", "file_path", "image", "image_path", "url")
 COLUMNS = {"path": PATHS, "label": ("label", "class"), "split": ("split", "set", "subset", "part")}
+FIRST_LINE = re.compile(r'[\s,;"]*[^\r\n]*')  # that holds anything, and the empty ones before it
 
 
 def folders_in(root: str | os.PathLike[str]) -> list[Path]:
@@ -83,15 +86,20 @@ def table_rows(
     """The rows of a CSV file of pictures by the keys of COLUMNS, whatever its first line calls them. Cells are trimmed,
     those `needed` are there, and Excel's semicolons will do.
 
-    With `headless` the first line may be a picture's already; the columns then stand in the order of COLUMNS.
+    With `headless` the first line may be a picture's already, the columns then being in the order of COLUMNS; and the
+    split is in whatever column has train and test alone, if none is called so.
 
     >>> table_rows("label,Filename\\njay,a.jpg\\n", "some.csv")
     [{'path': 'a.jpg', 'label': 'jay'}]
     """
     text = text.removeprefix("\ufeff")
-    first = text.partition("\n")[0]
+    line = FIRST_LINE.match(text)
+    first = line[0] if line else ""
     delimiter = ";" if first.count(";") > first.count(",") else ","
-    if headless := headless and not any(name.strip(' "\r').lower() in PATHS for name in first.split(delimiter)):
+    cells = [cell.strip(' "\t\r\n').lower() for cell in first.split(delimiter)]
+    both = all(not set(cells).isdisjoint(COLUMNS[key]) for key in ("path", "label"))  # one may be the name of a class
+    bare = headless and cells[0] not in PATHS and not both
+    if bare:
         text = f"{delimiter.join(COLUMNS)}\n{text}"
     names, rows = parse_table(text, source, delimiter)
     columns = {name.strip().lower(): name for name in names}
@@ -102,8 +110,11 @@ def table_rows(
             raise UserError(f'"{source}" has no column {key} (or {others}); its first line must name the columns.')
     if not rows:
         raise UserError(f'"{source}" names no pictures.')
+    if headless and called["split"] is None:
+        values = {name: {row[name].strip().lower() for row in rows} for name in names if name not in called.values()}
+        called["split"] = next((name for name in values if values[name] == {TRAIN, TEST}), None)
     found = [{key: row[name].strip() for key, name in called.items() if name is not None} for row in rows]
-    for number, row in enumerate(found, start=1 if headless else 2):
+    for number, row in enumerate(found, start=1 if bare else 2):
         if missing := next((key for key in needed if not row[key]), None):
             raise UserError(f'line {number} of "{source}" has no {missing}; add it or delete the line.')
     return found

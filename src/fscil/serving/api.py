@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -153,8 +153,10 @@ def make_app(
             raise HTTPException(422, f"{strange[0]} is not read from the address here; see /docs for where it goes")
 
     async def refuse_strange_fields(request: Request) -> None:
-        # `naem=heron` beside `name`, or `step=3`, which would take back one change
+        # `naem=heron` beside `name`; `step=3`, or `{"steps": 3}`, which would take back one change
         known = [field.alias for field in request.scope["route"].dependant.body_params]
+        if known and (kind := _no_form(request.headers)) and await request.body():
+            raise HTTPException(415, f"send a multipart form, not {kind}")
         if known and (strange := sorted(set(await request.form()) - set(known))):
             raise HTTPException(422, f"the form has no field {strange[0][:100]!r}; its fields are {', '.join(known)}")
 
@@ -279,11 +281,16 @@ def _explain_errors(app: Any) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def explain_form(request: Request, error: RequestValidationError) -> JSONResponse:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind and kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        if request.headers.get("content-type") and (kind := _no_form(request.headers)):
             return JSONResponse({"detail": f"send a multipart form, not {kind}"}, 415)
         said = "; ".join(f"{found['loc'][-1]}: {found['msg']}" for found in error.errors())
         return JSONResponse({"detail": said}, 422)
+
+
+def _no_form(headers: Mapping[str, str]) -> str | None:
+    """What a request with these headers holds instead of a form."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return None if kind in ("multipart/form-data", "application/x-www-form-urlencoded") else kind or "bytes of no type"
 
 
 def check_token(scope: Scope, token: str | None) -> Refusal | None:

@@ -116,16 +116,22 @@ class ModelFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One writer at a time, over threads and processes; waits for the other. May be nested. A new folder into which
-        nothing was written goes again."""
+        """One writer at a time, over threads and processes; waits for the other. May be nested. Of folders made for
+        it, nothing stays in which nothing was written."""
         from filelock import FileLock, Timeout
 
-        fresh = not self.path.exists()
+        held = None
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            refuse_links(self.path, ".lock")
-            lock = FileLock(self.path / ".lock", timeout=LOCK_SECONDS, is_singleton=True)
-            lock.acquire()
+            while held is None:
+                made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+                self.path.mkdir(parents=True, exist_ok=True)
+                refuse_links(self.path, ".lock")
+                lock = FileLock(self.path / ".lock", timeout=LOCK_SECONDS, is_singleton=True)
+                try:
+                    held = lock.acquire()
+                except FileNotFoundError:
+                    if self.path.exists():  # else it went when the first write of another failed, who held the lock
+                        raise
         except Timeout:
             raise UserError(f'"{self.path}" is being changed by another process; try again when it is done.') from None
         except OSError as error:
@@ -133,11 +139,13 @@ class ModelFolder:
         try:
             yield
         finally:
+            with contextlib.suppress(OSError):
+                if made and [path.name for path in self.path.iterdir()] == [".lock"]:
+                    (self.path / ".lock").unlink()  # while it is held: later it may be another's
             lock.release()
-            if fresh and [path.name for path in self.path.iterdir()] == [".lock"]:
-                with contextlib.suppress(OSError):
-                    (self.path / ".lock").unlink()
-                    self.path.rmdir()
+            with contextlib.suppress(OSError):
+                for place in made:
+                    place.rmdir()  # only what is empty
 
     # ---- reading ----
     def read(self) -> Head:

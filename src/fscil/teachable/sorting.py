@@ -65,8 +65,8 @@ def place_file(file: Path, folder: Path, how: How = "copy") -> Path:
     The same picture is not put there twice; another one of its name gets a number. One that cannot be taken from where
     it is stays there alone.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         for number in range(1, 100_000):
             target = folder / (file.name if number == 1 else f"{file.stem}-{number}{file.suffix}")
             if not os.path.lexists(target):
@@ -104,8 +104,7 @@ class Sorted:
         self.table = folder / ANSWERS
         self.done: dict[str, str] = {}  # file -> SHA-256 of what it held when it was sorted
         self.cut_short = False  # whether the table ends within a line, as editors and killed processes leave it
-        if self.table.exists():
-            text = read_text(self.table, TABLE_AT_MOST)
+        if text := read_text(self.table, TABLE_AT_MOST) if self.table.exists() else "":  # a disk may have been full
             self.cut_short = not text.endswith("\n")
             names, rows = parse_table(text, self.table)
             if tuple(names) != COLUMNS:
@@ -126,11 +125,11 @@ class Sorted:
         lines = io.StringIO(newline="")
         if self.cut_short:
             lines.write("\r\n")
-        csv.writer(lines).writerows([row] if self.table.exists() else [COLUMNS, row])
-        content = lines.getvalue().encode()
         try:
             with open(self.table, "ab", buffering=0) as table:
                 end = os.fstat(table.fileno()).st_size
+                csv.writer(lines).writerows([row] if end else [COLUMNS, row])
+                content = lines.getvalue().encode()
                 if table.write(content) < len(content):
                     table.truncate(end)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
