@@ -108,6 +108,12 @@ def test_a_citation_that_leads_nowhere_is_found():
     assert wrong_citations(text) == [*wrong, "maths/calibrating.py nothing", "head.nothing"]
 
 
+def test_every_public_name_is_on_the_page_of_the_api():
+    shown = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    public = [getattr(fscil, name) for name in fscil.__all__ if name != "__version__"]
+    assert {f"{thing.__module__}.{thing.__qualname__}" for thing in public} <= shown
+
+
 def test_pages_that_the_code_cites_are_in_the_repository():
     """Whoever reads the code can open what it refers to."""
     written = {"main.md", "index.md"}  # by compare and reproduce
