@@ -111,12 +111,6 @@ def test_what_names_the_rows_of_a_table_cannot_be_set_for_all(name, setting):
         request(name, settings=["seed=7"])
 
 
-def test_tasks_of_rows_on_a_validation_stream_are_refused():
-    given = request("beyond-correction", settings=("data.tasks=2",))
-    with pytest.raises(UserError, match="data.tasks=2 has no effect on a validation stream"):
-        given.configs()
-
-
 # ---- what is made --------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fscil.config import RunConfig, refuse_tasks_of_validation, resolve
+from fscil.config import RunConfig, resolve
 from fscil.errors import UserError, nearest
 from fscil.evaluation import paper
 from fscil.evaluation.limits import changes
@@ -322,9 +322,7 @@ class Request:
             flags["weights"] = self.second_weights
         fast = self.fast if fast is None else fast
         settings = [*self.settings, *variant.settings, *self._quick(variant, fast)]
-        config = resolve(variant.method, dataset, None, settings, fast, seed=seed, **flags)
-        refuse_tasks_of_validation(config, *map(parse_setting, self.settings))
-        return config
+        return resolve(variant.method, dataset, None, settings, fast, seed=seed, **flags)
 
     @property
     def _limit(self) -> int | None:
