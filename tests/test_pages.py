@@ -41,7 +41,8 @@ AFTER = {  # what a page starts from
         for name in ("app", "evaluate", "export", "forget", "info", "predict", "review", "serve", "suggest")
     },
 }
-SHORT = "--limit 2 --set data.base=6 --set data.way=2 --set data.tasks=2".split()
+CUT = "--limit 2 --set data.base=6 --set data.way=2".split()  # also a validation stream, which lasts as long as it can
+SHORT = [*CUT, "--set", "data.tasks=2"]
 PICTURES = """
 from pathlib import Path
 files = sorted(Path("photos/base").rglob("*.png"))
@@ -178,7 +179,7 @@ class Desk:
             "run": SHORT,
             "compare": [] if "runs/" in line else SHORT,
             "reproduce": SHORT,
-            "tune": SHORT,
+            "tune": CUT,
             "leaderboard": ["--include-limited"],  # as all runs are here
         }.get(step.command, [])
         if step.command == "run" and ("--resume" in line or "--help" in line):
