@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,16 +81,26 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 @contextlib.contextmanager
 def folders_for(folder: Path) -> Iterator[None]:
     """Makes a folder and those above it; of what was made, nothing stays that is empty when the block ends."""
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    made = missing_folders(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise UserError(_explain(folder, error)) from error
     finally:
-        with contextlib.suppress(OSError):
-            for place in made:
-                place.rmdir()
+        remove_empty(made)
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """What `mkdir(parents=True)` would make for this folder, the innermost first."""
+    return [place for place in (folder, *folder.parents) if not place.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes folders up to the first one that holds something."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _umask() -> int:

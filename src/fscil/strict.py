@@ -89,7 +89,8 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 def initials(name: str) -> str:
-    """
+    """The letters that the words of a name begin with, as options are often shortened.
+
     >>> initials("learning_rate")
     'lr'
     """

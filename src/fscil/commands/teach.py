@@ -64,12 +64,12 @@ def learn(
     if again and not add and sys.stdin.isatty():
         said = ", ".join(f'"{printable(label)}" ({known[label]} pictures)' for label in again)
         add = typer.confirm(f"{said}: known already. Add these pictures?", err=True)
-    from fscil.teachable.lessons import folders_of_folders, left_out
+    from fscil.teachable.lessons import remarks
 
     with notes() as heard:
         clf = open_model(model, weights, device, quiet)
         clf.skip_bad = skip_bad
-        for said in filter(None, (left_out(pictures[0]), folders_of_folders(pictures[0])) if name is None else ()):
+        for said in remarks(pictures[0]) if name is None else ():
             clf.note(said)
         with clf.editing():
             clf.learn(files, labels, add=add)

@@ -28,8 +28,10 @@ from fscil.files import (
     clear_parts,
     digest_file,
     load_tensors,
+    missing_folders,
     read_json,
     refuse_links,
+    remove_empty,
     save_tensors,
     write_json,
 )
@@ -123,7 +125,7 @@ class ModelFolder:
         held = None
         try:
             while held is None:
-                made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+                made = missing_folders(self.path)
                 self.path.mkdir(parents=True, exist_ok=True)
                 refuse_links(self.path, ".lock")
                 lock = FileLock(self.path / ".lock", timeout=LOCK_SECONDS, is_singleton=True)
@@ -143,9 +145,7 @@ class ModelFolder:
                 if made and [path.name for path in self.path.iterdir()] == [".lock"]:
                     (self.path / ".lock").unlink()  # while it is held: later it may be another's
             lock.release()
-            with contextlib.suppress(OSError):
-                for place in made:
-                    place.rmdir()  # only what is empty
+            remove_empty(made)
 
     # ---- reading ----
     def read(self) -> Head:

@@ -57,6 +57,11 @@ def _one_column(table: Any, name: str) -> Any:
     return table.iloc[:, 0].tolist()
 
 
+def remarks(root: str | os.PathLike) -> list[str]:
+    """What is worth saying of a folder that was learned from."""
+    return [said for said in (left_out(root), folders_of_folders(root)) if said]
+
+
 def left_out(root: str | os.PathLike) -> str | None:
     """What of a folder of class folders is not learned from, in words: pictures beside them, files of other types."""
     root, loose, strange = Path(root).expanduser(), 0, 0

@@ -35,7 +35,7 @@ from fscil.teachable.expense import choose_plan, keeping
 from fscil.teachable.folder import BACKBONE, MAY_LACK, ModelFolder, check_undo
 from fscil.teachable.health import note_lesson
 from fscil.teachable.knowledge import Knowledge
-from fscil.teachable.lessons import fitting_labels, folders_of_folders, labelled, left_out, read_lesson
+from fscil.teachable.lessons import fitting_labels, labelled, read_lesson, remarks
 from fscil.teachable.names import check_class_names
 from fscil.teachable.planning import choose_held_out, fit_frozen
 from fscil.teachable.recognition import Notice
@@ -106,7 +106,7 @@ class Teachable(Answering):
         self._versions = Versions()
         check_options(self.method, self.options)
         source, (X, labels) = X if y is None else None, labelled(X, y)
-        self._note_left_out(source)
+        self._note_remarks(source)
         for text in check_class_names(labels):
             self.note(text)
         self.runtime_ = start_runtime(self.device, self.precision, self.seed, self.verbose)
@@ -167,7 +167,7 @@ class Teachable(Answering):
         """Learns new classes from a few pictures each; with `add`, pictures of known classes are added to theirs."""
         self.check_fitted()
         source, (X, labels) = X if y is None else None, labelled(X, y)
-        self._note_left_out(source)
+        self._note_remarks(source)
         knowledge, names = self.knowledge_, self.knowledge_.names
         labels = fitting_labels(labels, knowledge, add, self.note)
         if set(labels) & set(names) and not knowledge.method.can_refine:
@@ -332,9 +332,9 @@ class Teachable(Answering):
         """Says something worth knowing, here as a warning; whoever hosts a model may put it elsewhere."""
         warnings.warn(text, Notice, stacklevel=4)
 
-    def _note_left_out(self, source: Any) -> None:
+    def _note_remarks(self, source: Any) -> None:
         if isinstance(source, (str, os.PathLike)):
-            for said in filter(None, (left_out(source), folders_of_folders(source))):
+            for said in remarks(source):
                 self.note(said)
 
     # ---- versions ---------------------------------------------------------------------------------------------------
